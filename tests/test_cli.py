@@ -122,6 +122,11 @@ def test_build_passes_its_options_on(tmp_path):
 
 
 def test_info_and_verify_print_what_the_library_returns():
+    listed = run("info", "facts.space", "--examples").out.splitlines()
+    assert listed[0] == "id\tquestion\tanswer"
+    assert [line.partition("\t")[0] for line in listed[1:]] == [x.id for x in EXAMPLES]
+    listed = run("info", "facts.space", "--examples", "--json").json
+    assert [one["id"] for one in listed] == [example.id for example in EXAMPLES]
     space = tl.open("facts.space")
     entries = len(space.entries)
     assert run("info", "facts.space", "--json").json == space.info()
@@ -370,16 +375,6 @@ def test_a_mistyped_name_gets_the_one_that_is_likely_meant(typed, meant):
     assert re.search(f"Did you mean .*{meant!r}", ran.err.splitlines()[0])
 
 
-def test_a_variable_does_what_its_option_does(monkeypatch):
-    for name, value in {"MAX_NEW_TOKENS": "3", "SPACE": "facts.space", "SET": "eta=0"}.items():
-        monkeypatch.setenv(f"TRUELINE_ASK_{name}", value)
-    found = run("ask", "--method", "id", "--json", "--trace", QUESTION).json
-    assert (found["new_tokens"], found["method"]) == (3, "id")
-    monkeypatch.delenv("TRUELINE_ASK_SET")
-    plain = run("ask", "--method", "greedy", "--json", "--trace", QUESTION).json
-    assert found["token_ids"] == plain["token_ids"]  # as eta is 0
-
-
 def test_a_damaged_space_is_one_line_that_names_the_file(edited, no_model):
     file = next(Path("facts.space").glob("g-*/vectors*"))
     content = bytearray(file.read_bytes())
@@ -469,15 +464,6 @@ def test_entries_of_another_model_stay_in_the_space(tmp_path):
     assert tl.open("facts.space").info() == made
 
 
-def test_info_lists_the_examples_with_the_ids_that_remove_takes():
-    listed = run("info", "facts.space", "--examples")
-    first = EXAMPLES[0]
-    assert f"{first.id}\t{first.question}\t{first.answers[0]}\n" in listed.out
-    assert len(listed.out.splitlines()) == 1 + len(EXAMPLES)
-    found = run("info", "facts.space", "--examples", "--json").json
-    assert [one["id"] for one in found] == [example.id for example in EXAMPLES]
-
-
 def test_no_command_prints_the_help():
     ran = run()
     assert (ran.code, ran.err) == (0, "")
@@ -494,25 +480,16 @@ def test_no_line_of_the_help_is_cut_off(monkeypatch):
 
 
 def test_signs_without_a_code_are_spelled_out_and_json_stays_json(monkeypatch):
-    question = (
-        "Is \u22121 less than 0, \U0001f987?"  # a minus sign and a bat; latin-1 has neither
-    )
-
-    def printed(*args):
-        out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "argv", ["trueline", *args])
-        main()
-        out.flush()
-        return out.buffer.getvalue().decode("latin-1")
-
-    text = printed("compare", *SPACE, "--methods", "greedy", question)
-    assert text.splitlines()[0] == r"Is \u22121 less than 0, \U0001f987?"
-    found = json.loads(printed("explain", *SPACE, "--method", "greedy", "--json", question))
-    assert found["question"] == question
+    question = "Is \u22121 less than 0, \U0001f987?"  # neither sign is in latin-1
+    given = [*SPACE, "--method", "greedy", "--json", question]
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["trueline", "explain", *given])
+    main()
+    assert json.loads(out.buffer.getvalue().decode("latin-1"))["question"] == question
 
 
-def test_an_interrupted_command_says_what_goes_on(monkeypatch):
+def test_an_interrupted_command_prints_how_to_go_on(monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 

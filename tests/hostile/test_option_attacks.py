@@ -28,7 +28,7 @@ from trueline.errors import ExampleError, SettingError
 from trueline.examples import read_examples, to_lines
 from trueline.methods import make_method, method_names
 from trueline.settings import read_settings
-from trueline.text import shown, visible, visible_json, visible_line
+from trueline.text import visible, visible_json, visible_line
 from trueline.types import Sampling
 
 CLI = Path(sys.modules["trueline.cli"].__file__).parent
@@ -118,32 +118,20 @@ def test_json_spells_the_same_signs_and_is_read_as_the_same_value():
     assert json.loads(text) == value
 
 
-SHOWN = [  # commands that show what the space holds
-    ["info", "odd.space"],
-    ["compare", *SHORT, *BOTH, QUESTION],
-    ["explain", *SHORT, *RAD, QUESTION],
-]
-
-
 @pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
 @pytest.mark.parametrize(
     "args",
     [
-        *SHOWN,
-        ["compare", *SHORT, "--flips", "--json", QUESTION + EVIL],
-        ["explain", *SHORT, QUESTION + EVIL],
-        ["ask", *SHORT, "--method", EVIL, QUESTION],
-        ["ask", *SHORT, f"--{EVIL}", QUESTION],
-        ["build", "odd.jsonl", "--out", "x", "--column", f"question={EVIL}"],
-        ["remove", "odd.space", EVIL],
+        ["info", "odd.space"],
+        ["compare", *SHORT, *BOTH, QUESTION],
+        ["explain", *SHORT, *RAD, QUESTION],
     ],
-    ids=lambda args: " ".join(args)[:40].encode("ascii", "backslashreplace").decode(),
+    ids=lambda args: args[0],
 )
-def test_nothing_foreign_steers_a_terminal(args, terminal):
+def test_text_of_a_space_steers_no_terminal(args, terminal):
     ran = run_command(*args, terminal=terminal)
-    assert steering(ran.out + ran.err) == []
-    assert ran.code in (0, 1)
-    if args in SHOWN and not terminal:  # or the lines above would show nothing
+    assert (ran.code, steering(ran.out + ran.err)) == (0, [])
+    if not terminal:  # in a terminal it is wrapped
         assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\x9b31m" in ran.out
 
 
@@ -303,29 +291,6 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_line(file, reason):
     assert file in err
     assert reason in err
     assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        ([*RAD, "--set", "alpha=" + "[" * 100_000], "alpha must be a number"),
-        ([*RAD, "--set", "alpha=" + "9" * 5_000], "alpha must lie in"),
-        ([*RAD, "--set", "alpha=1e999"], "alpha must lie in"),
-        (["--set", "x" * 100_000], "a setting is NAME=VALUE"),
-        (["--set", "=1"], "no setting ''"),
-        (["--set", "strength=nan"], "strength must lie in"),
-        (["--max-new-tokens", "-" + "9" * 4_000], "max_new_tokens must be 1 or more"),
-        (["--temperature", "inf"], "temperature must be"),
-        (["--stop", "\udc80"], "not valid UTF-8"),
-        (["--stop", ""], "it is empty"),
-        (["--file", ""], "it is empty"),
-        (["--device", "meta"], "cannot be used here"),
-    ],
-    ids=lambda value: shown(value)[:30] if isinstance(value, list) else "",
-)
-def test_an_option_with_an_odd_value_is_one_line(args, reason):
-    with within(20):
-        assert reason in refused("ask", *SHORT, *args, QUESTION)
 
 
 def test_a_name_with_line_breaks_forges_no_second_error():

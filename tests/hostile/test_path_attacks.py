@@ -154,12 +154,12 @@ def test_permission_denied_is_one_line(args, closed, tiny_home):
             ran = run_command(*line)
         return f"{ran.code}\n{ran.err}"
 
-    code, _, said = as_nobody(work).partition("\n")
-    assert code == "1", said
-    errors = [one for one in said.splitlines() if one.startswith("Error: ")]
-    assert len(errors) == 1, said
+    code, _, err = as_nobody(work).partition("\n")
+    assert code == "1", err
+    errors = [one for one in err.splitlines() if one.startswith("Error: ")]
+    assert len(errors) == 1, err
     assert str(closed) in errors[0]
-    assert "Traceback" not in said
+    assert "Traceback" not in err
 
 
 def test_explain_replaces_a_file_only_with_overwrite(tmp_path):
@@ -233,8 +233,8 @@ def test_odd_paths_break_nothing(parts, tmp_path):  # noqa: F811
             with within(60):
                 ran = run_command(*line, terminal=chance.random() < 0.5)
             assert ran.code in (0, 1)
-            told = [x for x in ran.err.splitlines() if x.startswith("Error: ")]
-            assert len(told) == ran.code
+            errors = [x for x in ran.err.splitlines() if x.startswith("Error: ")]
+            assert len(errors) == ran.code
             assert "Errno" not in ran.err
             assert steering(ran.out + ran.err) == []
         except (Exception, Hang) as error:
