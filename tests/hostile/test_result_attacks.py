@@ -114,9 +114,9 @@ EDITS = {
     "cell twice": (repeated(0, after=2), 4, "it repeats line 1"),
     "done twice": (repeated(6, after=6), 8, "it repeats line 7"),
     "verdict twice": (repeated(30, after=30), 32, "it repeats line 31"),
-    "no head": (lambda lines: lines[1:], 1, "it belongs to a cell"),
-    "odd cell": (changed(2, cell="\x1b[31m\u202e"), 3, "it belongs to a cell"),
-    "no answer": (lambda lines: [lines[0], *lines[2:]], 29, "or an answer that no line before"),
+    "no head": (lambda lines: lines[1:], 1, "no line before it has its cell"),
+    "odd cell": (changed(2, cell="\x1b[31m\u202e"), 3, "no line before it has its cell"),
+    "no answer": (lambda lines: [lines[0], *lines[2:]], 29, "or the answer judged"),
     "text": (inserted(4, b"note: mine"), 5, "malformed"),
     "long line": (inserted(4, b"x" * 100_000_000), 5, "malformed"),
 }

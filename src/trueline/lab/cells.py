@@ -18,6 +18,7 @@ from trueline.engines import load
 from trueline.errors import SettingError
 from trueline.examples import digest
 from trueline.files import file_hash, reason
+from trueline.lab import results
 from trueline.lab.plan import (
     BUILD,
     SAMPLING,
@@ -26,17 +27,6 @@ from trueline.lab.plan import (
     Plan,
     Variant,
     default_build,
-)
-from trueline.lab.results import (
-    CellLine,
-    DataPart,
-    DecodingPart,
-    MethodPart,
-    ModelPart,
-    SpaceFacts,
-    StopRule,
-    plain,
-    replace_line,
 )
 from trueline.lab.samples import Benchmark, Sample, bare_letters
 from trueline.methods import PLAIN, default_settings, make_method, settings_fields
@@ -64,7 +54,7 @@ class Cell:
     benchmark: Benchmark
     method: Method
     samples: tuple[tuple[int, Sample], ...]  # with their places in the benchmark
-    head: CellLine  # without machine and time
+    head: results.CellLine  # without machine and time
     sampling: Sampling  # without the seed
     encoder: tuple[Path, int, str | None] | None  # of BERTScore, as in the plan
 
@@ -86,15 +76,15 @@ def cells_of(
     suited = {n: x for n, x in {**benchmark.settings, **neutral}.items() if n in known}
     settings = {**suited, **variant.settings}
     method = make_method(name, space=space, prompt=benchmark.prompt, settings=settings)
-    boundary = variant.boundary_settings if variant.control is Control.BOUNDARY else {}
+    if variant.control is Control.BOUNDARY:  # which the name of the control says
+        suited["from_step"] = settings["from_step"]
     prompts = [benchmark.prompt.hash]
     if not method.needs.own_prompt:  # otherwise it differs from question to question
         filled = chat_turn(method.question_prompt, benchmark.test[0].question)
         prompts = [one.hash for one in method.inputs(filled)]
-    options = {
-        n: getattr(given, n) for n in SAMPLING if n not in DecodingPart.__struct_fields__
-    }
-    stop = StopRule(given.stop_strings, tuple(sorted(lm.stop_ids)))
+    stored = results.DecodingPart.__struct_fields__
+    options = {n: getattr(given, n) for n in SAMPLING if n not in stored}
+    stop = results.StopRule(given.stop_strings, tuple(sorted(lm.stop_ids)))
     cells, encoder = [], plan.encoder
     for task in plan.tasks:
         is_generated = task == "generate"  # choices are scored; nothing is decoded for them
@@ -105,7 +95,7 @@ def cells_of(
         )
         packages = _OF_SPACES * (space is not None) + _OF_SCORES * is_generated
         for seed in plan.seeds if is_generated and given.is_sampled else (None,):
-            head = CellLine(
+            head = results.CellLine(
                 cell="",
                 # The model
                 model=lm.id,
@@ -141,19 +131,19 @@ def cells_of(
                 is_plain=name == PLAIN,
                 has_own_prompt=method.needs.own_prompt,
                 settings=method.settings(),
-                defaults={**default_settings(name), **suited, **boundary},
+                defaults={**default_settings(name), **suited},
                 prompt_hashes=tuple(prompts),
                 space=None if space is None else _space_facts(variant, space),
                 versions=versions(type(method).__module__, packages),
             )
-            head = replace_line(head, cell=cell_id(head))
+            head = results.replace_line(head, cell=cell_id(head))
             cells.append(Cell(lm, benchmark, method, samples, head, given, encoder))
     return [cell for cell in cells if cell.samples]
 
 
-def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
+def _space_facts(variant: Variant, space: GroundingSpace) -> results.SpaceFacts:
     usual, facts = default_build(variant.method), space.info()
-    return SpaceFacts(
+    return results.SpaceFacts(
         hash=space_hash(space, variant.needs_wrong),
         entries=facts["entries"],
         build={name: getattr(variant.build, name) for name in BUILD},
@@ -162,20 +152,20 @@ def _space_facts(variant: Variant, space: GroundingSpace) -> SpaceFacts:
     )
 
 
-def cell_id(head: CellLine) -> str:
+def cell_id(head: results.CellLine) -> str:
     """A short hash of the four parts of a cell.
 
     Names do not count: hashes of weights, data and space stand for what they name.
     """
     facts: dict[str, Any] = {}
-    for kind in (ModelPart, DataPart, DecodingPart, MethodPart):
+    for kind in (results.ModelPart, results.DataPart, results.DecodingPart, results.MethodPart):
         facts |= head.part(kind)
     for name in ("control", "fidelity", "sampling"):  # only if they are not the usual ones
         if not facts[name]:
             del facts[name]
     facts["space"] = head.space and head.space.hash
     facts["versions"] = {n: x for n, x in head.versions.items() if n != "python"}
-    return _hash(plain(facts))
+    return _hash(results.plain(facts))
 
 
 def grounding_space(
@@ -191,14 +181,8 @@ def grounding_space(
 
     has_wrong = any(example.wrong_answers for example in benchmark.ground)
     options = replace(options, wrong=options.wrong and has_wrong)
-    content = [
-        lm.fingerprint,
-        lm.tokenizer_hash,
-        str(lm.dtype),
-        digest(benchmark.ground),
-        benchmark.prompt.hash,
-        asdict(options),
-    ]
+    content: list[Any] = [lm.fingerprint, lm.tokenizer_hash, str(lm.dtype)]
+    content += [digest(benchmark.ground), benchmark.prompt.hash, asdict(options)]
     name = "".join(sign if sign.isalnum() else "-" for sign in Path(benchmark.name).name)
     return build(
         lm,

@@ -120,20 +120,14 @@ class Variant:
         """Whether it works only with wrong answers in its space."""
         return bool({**default_settings(self.method), **self.settings}.get("beta"))
 
-    @property
-    def boundary_settings(self) -> dict[str, Any]:
-        """The settings that leave out the boundary steps; empty if it has no such steps."""
-        context = None if self.build is None else self.build.context
-        is_able = isinstance(context, int) and "from_step" in settings_fields(self.method)
-        return {"from_step": context} if is_able else {}
-
     def controls(self) -> Iterator[Variant]:
         """Its controls; a value of a sweep has none: name it as a variant to have them."""
         if self.build is not None and not self.is_swept:
             for control in (Control.SHUFFLED, Control.WRONG, Control.UNRELATED):
                 yield replace(self, control=control)
-            if more := self.boundary_settings:
-                settings = {**self.settings, **more}
+            context = self.build.context
+            if isinstance(context, int) and "from_step" in settings_fields(self.method):
+                settings = {**self.settings, "from_step": context}
                 yield replace(self, settings=settings, control=Control.BOUNDARY)
 
 

@@ -154,6 +154,11 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
         return None if self.space is None else self.space.built.get("context")
 
     @property
+    def conditions(self) -> str:
+        """Everything but the method that shapes an answer."""
+        return repr((self.part(ModelPart), self.part(DecodingPart), self.benchmark))
+
+    @property
     def embedder(self) -> str | None:
         return None if self.space is None else self.space.built.get("embedder")
 
@@ -263,7 +268,7 @@ class LeaksLine(ResultLine, frozen=True, kw_only=True, tag="leaks"):
     time: str = ""
 
 
-LineT = TypeVar("LineT", AnswerLine, ChoiceLine, FailedLine, VerdictLine, DoneLine)
+PartT = TypeVar("PartT", bound=PartOfCell)
 _READER = msgspec.json.Decoder(
     CellLine | AnswerLine | ChoiceLine | FailedLine | VerdictLine | DoneLine | LeaksLine
 )
@@ -286,8 +291,8 @@ def read_written(path: Path) -> tuple[list[ResultLine], bool]:
     The first line is refused, with its number, that cannot be read, repeats an earlier one, or
     whose cell or answer is missing.
     """
-    exists = os.path.lexists(path)
-    content = read_bytes(path, "the results", most=_LARGEST_FILE) if exists else b""
+    is_there = os.path.lexists(path)
+    content = read_bytes(path, "the results", most=_LARGEST_FILE) if is_there else b""
     *pieces, torn = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
     lines: list[ResultLine] = []
     seen: dict[Key, int] = {}  # what identifies a line -> its number
@@ -301,9 +306,7 @@ def read_written(path: Path) -> tuple[list[ResultLine], bool]:
                 if isinstance(line, VerdictLine):
                     needed = (SampleLine, line.cell, line.sample, "", "")
                 if kind is not CellLine and needed not in seen:
-                    raise ValueError(
-                        "it belongs to a cell or an answer that no line before has"
-                    )
+                    raise ValueError("no line before it has its cell, or the answer judged")
                 if (first := seen.setdefault(key, number)) != number:
                     raise ValueError(f"it repeats line {first}")
             lines.append(line)
@@ -327,6 +330,7 @@ class Journal:
 
     def append(self, lines: Sequence[ResultLine]) -> None:
         """Add the lines of one chunk in one write that is on the disk when this returns."""
+        lines = [replace_line(line, time=now()) for line in lines]
         with _as_setting_error(self.path), self.path.open("ab", buffering=0) as file:
             rest = memoryview(encode_lines(lines))
             while rest:
@@ -340,14 +344,8 @@ class Journal:
             scratch.write_bytes(encode_lines(lines))
         self.lines[:] = lines
 
-    def samples_of(self, cell: str) -> list[SampleLine]:
-        return [x for x in self.lines if isinstance(x, SampleLine) and x.cell == cell]
-
-    def head_of(self, cell: str) -> CellLine | None:
-        return next((x for x in self.lines if isinstance(x, CellLine) and x.cell == cell), None)
-
-    def is_done(self, cell: str) -> bool:
-        return any(isinstance(line, DoneLine) and line.cell == cell for line in self.lines)
+    def lines_of(self, cell: str, kind: type[PartT]) -> list[PartT]:
+        return [line for line in self.lines if isinstance(line, kind) and line.cell == cell]
 
 
 @contextmanager
@@ -362,17 +360,18 @@ def open_journal(folder: Path) -> Iterator[Journal]:
     with _as_setting_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire()
+            held = lock.acquire()
         except Timeout as error:
             raise SettingError(
                 f"another run is writing to {folder}; wait for it, or name another with --out"
             ) from error
-    with lock:
+    with held:
         lines, torn = read_written(folder / RESULTS)
         journal, extra = Journal(folder / RESULTS, lines), 0
         if lines and isinstance(last := lines[-1], SampleLine):
-            head, count = journal.head_of(last.cell), len(journal.samples_of(last.cell))
-            extra = count % head.batch_size if head and count != head.samples else 0
+            (head,) = journal.lines_of(last.cell, CellLine)
+            count = len(journal.lines_of(last.cell, SampleLine))
+            extra = 0 if count == head.samples else count % head.batch_size
         journal.dropped = extra + torn
         if journal.dropped:
             journal.keep(lines[: len(lines) - extra])
@@ -470,22 +469,16 @@ def read_results(folder: str | Path) -> RunResults:
 def gather_cells(lines: Iterable[ResultLine]) -> tuple[CellResults, ...]:
     """The lines by cell, in the order the cells were begun."""
     by_cell: dict[str, list[PartOfCell]] = {}
-    plain: dict[str, dict[str, str]] = {}  # by all that shapes an answer but the method
     for line in lines:
         if isinstance(line, PartOfCell):
             by_cell.setdefault(line.cell, []).append(line)
     cells = [_gather(lines) for lines in by_cell.values()]
-    keys = [
-        repr((x.head.part(ModelPart), x.head.part(DecodingPart), x.head.benchmark))
-        for x in cells
-    ]
-    for key, cell in zip(keys, cells, strict=True):
+    plain: dict[str, dict[str, str]] = {}
+    for cell in cells:
         if cell.head.is_plain:
             hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
-            plain.setdefault(key, {}).update(hashes)
-    return tuple(
-        replace(x, plain=plain.get(key, {})) for key, x in zip(keys, cells, strict=True)
-    )
+            plain.setdefault(cell.head.conditions, {}).update(hashes)
+    return tuple(replace(cell, plain=plain.get(cell.head.conditions, {})) for cell in cells)
 
 
 def _gather(lines: list[PartOfCell]) -> CellResults:
@@ -494,7 +487,7 @@ def _gather(lines: list[PartOfCell]) -> CellResults:
     head, *rest = sorted(lines, key=lambda x: order.get(getattr(x, "sample", ""), -1))
     assert isinstance(head, CellLine)
 
-    def of(kind: type[LineT]) -> tuple[LineT, ...]:
+    def of(kind: type[PartT]) -> tuple[PartT, ...]:
         return tuple(line for line in rest if isinstance(line, kind))
 
     done = next(iter(of(DoneLine)), None)

@@ -1,4 +1,4 @@
-"""A plan and a folder -> answers, choices and verdicts in its results.jsonl, resumable."""
+"""A plan and a folder -> answers, choices and verdicts in its jsonl, resumable."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from trueline.lab.plan import (
 )
 from trueline.lab.results import (
     AnswerLine,
+    CellLine,
     ChoiceLine,
     DoneLine,
     FailedLine,
@@ -43,7 +44,6 @@ from trueline.lab.results import (
     SampleLine,
     VerdictLine,
     gather_cells,
-    now,
     open_journal,
     replace_line,
 )
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from trueline.types import Answer
 
 Batch = Sequence[tuple[int, Sample]]  # samples with their places in the benchmark
-Chunk = tuple[str, int]  # the id of a cell, and the number of its first sample
 Spaces = dict[tuple[BuildOptions, Control | None], "GroundingSpace"]  # by what shapes them
 OnLabelledProgress = Callable[[str, int, int], None]  # a label, samples done, samples in all
 _SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of the next
@@ -76,8 +75,7 @@ def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
         if len(batch) > 1:  # each alone, to know which one failed
             return [line for one in batch for line in sample_lines(cell, [one])]
         ((index, sample),) = batch
-        why = str(error)
-        return [FailedLine(cell=cell.id, sample=sample.id, index=index, reason=why, time=now())]
+        return [FailedLine(cell=cell.id, sample=sample.id, index=index, reason=str(error))]
 
 
 def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
@@ -108,7 +106,8 @@ def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
     ]
     known = [number for number, (_, sample) in enumerate(batch) if sample.answers]
     if cell.encoder is not None and known:
-        references = [_references(batch[number][1], which) for number in known]
+        most = None if which == "all" else 1
+        references = [batch[number][1].answers[:most] for number in known]
         texts = [answers[number].text for number in known]
         values = BertScore(*cell.encoder).scores(texts, references)
         for number, value in zip(known, values, strict=True):
@@ -139,7 +138,6 @@ def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
             entropy=tuple(_rounded(step.entropy, 4) for step in steps),
             regime=None if sample.probe is None else sample.probe.regime,
             token_hash=sha256(str(answer.token_ids).encode()).hexdigest()[:16],
-            time=now(),
         )
 
 
@@ -153,7 +151,7 @@ def text_scores(
     from trueline.lab.metrics import bleu, closer_to_truth, rouge_l
 
     truthful, wrong = sample.answers, sample.wrong_answers
-    compared = _references(sample, references)
+    compared = truthful if references == "all" else truthful[:1]
     scores = {
         "rouge_l": rouge_l(text, compared, stemmer=stemmer) if compared else None,
         "bleu": bleu(text, truthful) if truthful else None,
@@ -161,10 +159,6 @@ def text_scores(
         "bleu_accuracy": closer_to_truth(text, truthful, wrong, bleu),
     }
     return {name: _rounded(value, 6) for name, value in scores.items()}
-
-
-def _references(sample: Sample, references: References) -> tuple[str, ...]:
-    return sample.answers if references == "all" else sample.answers[:1]
 
 
 def _confidence(answer: Answer, how: Confidence) -> float | None:
@@ -202,7 +196,6 @@ def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine:
         mc2=round(mc2(many, multiple.is_true), 6) if sample.multiple else None,
         mc3=round(mc3(many, multiple.is_true), 6) if sample.multiple else None,
         seconds=round(perf_counter() - begun, 4),
-        time=now(),
     )
 
 
@@ -307,11 +300,11 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     for benchmark in benchmarks:
         spaces: Spaces = {}
         cells = {cell.id: cell for cell in _cells(run, lm, benchmark, spaces)}
-        ready = {id: len(journal.samples_of(id)) for id in cells}
+        ready = {id: len(journal.lines_of(id, SampleLine)) for id in cells}
         chunks = [
             (id, start)
             for id, cell in cells.items()
-            if not journal.is_done(id)
+            if not journal.lines_of(id, DoneLine)
             for start in range(ready[id], len(cell.samples), size)
         ]
         lines_of = partial(_chunk_lines, cells, size)
@@ -321,11 +314,11 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
             run.begun[id] = benchmark
             done += ready[id]
             run.progress(f"{lm.id} {benchmark.name}", done, total)
-            if journal.is_done(id):
+            if journal.lines_of(id, DoneLine):
                 continue
             cell.method.check(lm)
-            if journal.head_of(id) is None:
-                journal.append([replace_line(cell.head, machine=machine(run.on), time=now())])
+            if not journal.lines_of(id, CellLine):
+                journal.append([replace_line(cell.head, machine=machine(run.on))])
             for _ in range(ready[id], len(cell.samples), size):
                 run.check_limits()
                 lines = next(answered)
@@ -333,14 +326,15 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
                 run.samples -= len(lines)
                 done += len(lines)
                 run.progress(f"{lm.id} {benchmark.name}", done, total)
-            seconds = sum(getattr(line, "seconds", 0.0) for line in journal.samples_of(id))
-            journal.append([DoneLine(cell=id, seconds=round(seconds, 4), time=now())])
+            samples = journal.lines_of(id, SampleLine)
+            seconds = sum(getattr(line, "seconds", 0.0) for line in samples)
+            journal.append([DoneLine(cell=id, seconds=round(seconds, 4))])
         own = (space for (_, control), space in spaces.items() if control is None)
         _find_leaks(run, lm, benchmark, next(own, None))
 
 
-def _chunk_lines(cells: dict[str, Cell], size: int, chunk: Chunk) -> list[SampleLine]:
-    id, start = chunk
+def _chunk_lines(cells: dict[str, Cell], size: int, chunk: tuple[str, int]) -> list[SampleLine]:
+    id, start = chunk  # the id of a cell, and the number of its first sample
     cell, wanted = cells[id], cells[id].head.versions
     found = versions(type(cell.method).__module__, [*wanted])
     if other := [x for x in wanted if x != "python" and found.get(x) != wanted[x]]:
@@ -442,11 +436,7 @@ def _run_judge(run: _Run, judge: Judge) -> None:
             found = judge.judge(benchmark.task, about, items)
             verdicts = [
                 VerdictLine(
-                    cell=line.cell,
-                    sample=line.sample,
-                    judge_hash=judge_hash,
-                    time=now(),
-                    **asdict(verdict),
+                    cell=line.cell, sample=line.sample, judge_hash=judge_hash, **asdict(verdict)
                 )
                 for line, verdict in zip(batch, found, strict=True)
             ]
