@@ -236,11 +236,8 @@ class GroundingSpace:
         store.clear_others(folder)
 
     def current(self) -> GroundingSpace:
-        """The newest state of the folder; the space itself if nothing was committed since.
-
-        Costs one look at the folder.
-        """
-        if self.folder is None or (self.state and store.is_newest(self.folder, self.state)):
+        """The newest state of the folder; the space itself if nothing was committed since."""
+        if self.folder is None or store.read_manifest(self.folder) == self.state:
             return self
         newest = read_space(self.folder, now=self.now)
         if newest.embedder_hash != self.embedder_hash:

@@ -126,7 +126,7 @@ def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> T:
         try:
             return parse(manifest, partial(_read_file, folder, manifest))
         except ValueError as error:
-            if read_manifest(folder).sha256 == manifest.sha256:
+            if read_manifest(folder) == manifest:
                 raise _unreadable(folder, str(error)) from error
             # else a commit replaced it while it was read
     raise SpaceError(f"{folder} changes faster than it can be read; try again")
@@ -170,14 +170,6 @@ def _no_space(folder: Path, reason: str) -> SpaceFormatError:
     return SpaceFormatError(
         f"there is no space at {folder} ({reason}); build one with `trueline build`"
     )
-
-
-def is_newest(folder: Path, state: Manifest) -> bool:
-    """Whether nothing was committed after a state: a look at the last bytes of space.json."""
-    with suppress(OSError), (folder / NAME).open("rb") as file:
-        file.seek(-len(_NO_HASH) - 4, os.SEEK_END)
-        return file.read(len(_NO_HASH)) == state.sha256.encode()
-    return False
 
 
 def state_in(folder: Path) -> Manifest | None:
@@ -324,8 +316,7 @@ def commit(
 
 def _check_base(folder: Path, base: Manifest | None) -> None:
     """Refuse a commit if another came first: the folder must still be in the state `base`."""
-    state = state_in(folder)
-    if (state and state.sha256) != (base and base.sha256):
+    if (state := state_in(folder)) != base:
         last = f"another commit came first: {state.history[-1]}" if state else ""
         raise SpaceConflictError(
             f"the space at {folder} is not the one that was opened "
