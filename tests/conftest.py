@@ -116,8 +116,7 @@ def fill_home(home: Path) -> None:
     embedder.open()  # exporting takes longer than most tests: it is kept outside this cache
     if (kept := runtime_path(embedder.hash)).exists():
         (home / "runtimes").mkdir()
-        for path in (kept, kept.with_suffix(".npy")):
-            shutil.copy(path, home / "runtimes")
+        shutil.copy(kept, home / "runtimes")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from trueline.embed import embed_distinct, embed_prepared, load_embedder, prepare_texts
+from trueline.embed import embed_distinct, load_embedder, prepare_texts
 from trueline.errors import ModelError
 
 TEXTS = ["", " sky", "No, bats see well in the dark.", "unknown wörds 北京 🙂", "rust " * 200]
@@ -82,7 +82,7 @@ def test_the_first_phase_does_the_tokens_and_the_second_the_model(embedder, word
     prepared = [prepare_texts(embedder, texts), prepare_texts(words, texts)]
     for each in (embedder, words):
         monkeypatch.setattr(each, "tokenizer", None)
-    found = [embed_prepared(*pair) for pair in zip((embedder, words), prepared)]
+    found = [embed() for embed in prepared]
     assert all(map(torch.equal, found, wanted))
     assert found[0].shape == (len(texts), 32)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -37,47 +37,31 @@ class Embedder(Protocol):
         """Unit vectors (texts, dimension), float32, in the order of the texts."""
 
 
-class PreparedTexts(NamedTuple):
-    """Texts without repeats, tokenized if the embedder is one of ours."""
-
-    distinct: list[str]
-    indices: list[int]  # of each text among the distinct ones
-    tokenized: TokenRows | None
-
-
 def prepare_texts(
     embedder: Embedder, texts: Sequence[str], *, tails: bool = False
-) -> PreparedTexts:
-    """The work of Python, so that the rest can run in another thread.
+) -> Callable[[], torch.Tensor]:
+    """A function that gives the unit vectors of texts (texts, dimension).
 
-    Python in another thread slows down the model's own; compiled code does not. Of a text that
-    is too long the start is kept, with `tails` the end.
+    Repeats are embedded once. The work of Python is done at once, so that the function may run
+    in another thread: Python there slows down the model's own, compiled code does not. Of a
+    text that is too long the start is kept, with `tails` the end.
     """
     index: dict[str, int] = {}
     indices = [index.setdefault(text, len(index)) for text in texts]
-    tokenized = None
-    if index and isinstance(embedder, SentenceEmbedder | StaticEmbedder):
-        tokenized = embedder.tokenize(list(index), tails=tails)
-    return PreparedTexts(list(index), indices, tokenized)
-
-
-def embed_prepared(embedder: Embedder, prepared: PreparedTexts) -> torch.Tensor:
-    """The unit vectors of all texts, repeats too (texts, dimension)."""
-    distinct, indices, tokenized = prepared
+    distinct = list(index)
     if not distinct:
-        return torch.zeros(0, embedder.dimension)
-    if tokenized is not None and isinstance(embedder, SentenceEmbedder | StaticEmbedder):
-        vectors = embedder.embed_tokenized(tokenized)
-    else:
-        vectors = embedder.embed(distinct)
-    return vectors[indices] if len(distinct) < len(indices) else vectors
+        return lambda: torch.zeros(0, embedder.dimension)
+    embed = partial(embedder.embed, distinct)
+    if isinstance(embedder, SentenceEmbedder | StaticEmbedder):
+        embed = partial(embedder.embed_tokenized, embedder.tokenize(distinct, tails=tails))
+    return embed if len(distinct) == len(indices) else lambda: embed()[indices]
 
 
 def embed_distinct(
     embedder: Embedder, texts: Sequence[str], *, tails: bool = False
 ) -> torch.Tensor:
     """The unit vectors of texts (texts, dimension); equal texts are embedded once."""
-    return embed_prepared(embedder, prepare_texts(embedder, texts, tails=tails))
+    return prepare_texts(embedder, texts, tails=tails)()
 
 
 class SentenceEmbedder:
@@ -157,7 +141,7 @@ class SentenceEmbedder:
     def _model(self) -> _UnitVectors:
         from trueline.engines.transformers.open import open_model
 
-        encoder = open_model(self.folder, "encoder", torch.float32)
+        encoder = open_model(self.folder, "AutoModel", torch.float32)
         return _UnitVectors(encoder.to(self.device).eval(), self.takes_mean)
 
     @cached_property

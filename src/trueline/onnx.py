@@ -52,7 +52,7 @@ def pad_rows(rows: TokenRows, pad: int) -> dict[str, np.ndarray]:
 
 
 def runtime_path(name: str) -> Path:
-    """The file of an exported encoder in the cache; its sample vectors are a .npy file."""
+    """The file of an exported encoder in the cache."""
     return home() / "runtimes" / f"{name[:32]}.onnx"
 
 
@@ -62,7 +62,7 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
     None if packages are missing, or if the export fails or gives other vectors than torch; a
     line in the log gives the reason.
     """
-    path, sample = runtime_path(name), pad_rows(_SAMPLE, pad)
+    path = runtime_path(name)
     packages = ["onnxruntime", *(() if path.exists() else ("onnx", "onnxscript"))]
     if missing := [package for package in packages if find_spec(package) is None]:
         _warn_once(
@@ -73,8 +73,8 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
     for is_cached in [True, False] if path.exists() else [False]:
         try:
             if not is_cached:
-                _export(make(), path, sample)
-            return open_checked(path, sample)
+                _export(make(), path, pad_rows(_SAMPLE, pad))
+            return Runtime(path)
         except Exception as error:  # those of ONNX Runtime have no class in common
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             if is_cached:
@@ -84,16 +84,8 @@ def open_runtime(name: str, make: Callable[[], torch.nn.Module], *, pad: int) ->
     return None
 
 
-def open_checked(path: Path, sample: Mapping[str, np.ndarray]) -> Runtime:
-    """Open an export and compare its vectors of the sample with those of torch."""
-    expected = torch.from_numpy(np.load(path.with_suffix(".npy"), allow_pickle=False))
-    runtime = Runtime(path)
-    torch.testing.assert_close(runtime.run(sample), expected, rtol=0, atol=_TOLERANCE)
-    return runtime
-
-
 def _export(module: torch.nn.Module, path: Path, sample: Mapping[str, np.ndarray]) -> None:
-    """Write the graph with its weights as one file, and torch's vectors of the sample."""
+    """Write the graph with its weights as one file, if it gives the vectors of torch."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = {0: torch.export.Dim("texts", max=8192), 1: torch.export.Dim("tokens", max=8192)}
     inputs = tuple(map(torch.from_numpy, sample.values()))
@@ -109,10 +101,10 @@ def _export(module: torch.nn.Module, path: Path, sample: Mapping[str, np.ndarray
             verbose=False,
         )
         assert program is not None
-        with replacing(path) as scratch, replacing(path.with_suffix(".npy")) as vectors:
+        with replacing(path) as scratch:
             program.save(str(scratch), external_data=False)
-            with vectors.open("wb") as file:
-                np.save(file, expected.numpy())
+            vectors = Runtime(scratch).run(sample)
+            torch.testing.assert_close(vectors, expected, rtol=0, atol=_TOLERANCE)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, Protocol
 
 import torch
@@ -125,14 +126,9 @@ def shared_length(contexts: Sequence[Sequence[int]]) -> int:
 
     The last token of a context never counts: its states are needed for each row.
     """
-    if len(contexts) == 1:
-        return 0
-    first, last = min(map(list, contexts)), max(map(list, contexts))  # what they share, all do
-    limit = min(map(len, contexts)) - 1
-    same = 0
-    while same < limit and first[same] == last[same]:
-        same += 1
-    return same if same >= _WORTH_SHARING else 0
+    alike = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*contexts, strict=False))
+    shared = min(sum(1 for _ in alike), min(map(len, contexts)) - 1)
+    return shared if shared >= _WORTH_SHARING and len(contexts) > 1 else 0
 
 
 class KVCache(Protocol):

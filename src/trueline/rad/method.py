@@ -50,9 +50,8 @@ class EntryMethod(SpaceMethod):
     def prefetch(self, rows: Rows) -> Callable[[], Found]:
         """e_t = E(last M tokens) of every row, then the entries near to it."""
         windows = windows_of(rows, entries_of(self.space).settings)
-        retriever = self.retriever(rows.lm)
-        tokens = retriever.tokenize(windows)  # of the embedder
-        return lambda: self.retrieve(rows.lm, retriever.embed_tokenized(tokens))
+        embed = self.retriever(rows.lm).prepare(windows)
+        return lambda: self.retrieve(rows.lm, embed())
 
     def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         """The entries near to the embedded windows e_t (rows, dimension)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
-from trueline.embed import Embedder, PreparedTexts, embed_prepared, prepare_texts
+from trueline.embed import Embedder, prepare_texts
 from trueline.methods.base import Rows
 from trueline.prompts import encode_plain
 from trueline.rad.entries import Entries, EntrySettings, window_texts, window_tokens
@@ -29,17 +29,10 @@ class Retriever:
         self.search = open_search(self._keys)
         self._same = 1 - ROUNDING[self._keys.dtype]  # from here on windows are equal
 
-    def embed(self, windows: Sequence[str]) -> torch.Tensor:
-        """The windows as queries (windows, dimension); equal ones are embedded once."""
-        return self.embed_tokenized(self.tokenize(windows))
-
-    def tokenize(self, windows: Sequence[str]) -> PreparedTexts:
-        """What the embedder makes of the windows without running; equal ones once."""
-        return prepare_texts(self.embedder, windows, tails=True)
-
-    def embed_tokenized(self, tokenized: PreparedTexts) -> torch.Tensor:
-        """Tokenized windows as queries (windows, dimension), safe in another thread."""
-        return embed_prepared(self.embedder, tokenized).to(self._device)
+    def prepare(self, windows: Sequence[str]) -> Callable[[], torch.Tensor]:
+        """A function that embeds windows (windows, dimension); see `prepare_texts`."""
+        vectors = prepare_texts(self.embedder, windows, tails=True)
+        return lambda: vectors().to(self._device)
 
     def above(self, queries: torch.Tensor, *, tau: float, matches: Matches = "all") -> Hits:
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""

@@ -238,9 +238,10 @@ def load(
         raise SettingError(f"dtype must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     source = resolve(str(name), "language")
     with opening(source.id, f"a causal language model on {target}"):
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        tokenizer = open_tokenizer(source.folder, **options)
-        model = open_model(source.folder, "causal", dtype, **options)
+        tokenizer = open_tokenizer(source.folder, trust_remote_code=trust_remote_code)
+        model = open_model(
+            source.folder, "AutoModelForCausalLM", dtype, trust_remote_code=trust_remote_code
+        )
         share_heads(model)
         lm = LanguageModel(model.to(target).eval(), tokenizer, id=source.id)
         sizes = (lm.vocabulary, lm.depth, 1 if lm.limit is None else lm.limit)

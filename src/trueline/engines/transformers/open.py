@@ -28,7 +28,7 @@ from trueline.errors import ModelError, import_extra
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ModelClass = Literal["causal", "encoder"]
+ModelClass = Literal["AutoModelForCausalLM", "AutoModel"]  # of transformers
 _SPARE = 1 << 20  # values a model may have beyond twice those of its files
 _PACKED = 32  # values that one value of a quantized file may stand for
 _BUFFERS = 1 << 26  # values in buffers, such as position numbers, beyond those of the weights
@@ -64,14 +64,13 @@ def quiet() -> Iterator[None]:
             foreign_code.TIME_OUT_REMOTE_CODE = patience
 
 
-def open_tokenizer(
-    folder: Path, *, trust_remote_code: bool = False, **source: Any
-) -> PreTrainedTokenizerBase:
+def open_tokenizer(folder: Path, **source: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder; see `open_model` for `source`."""
     with quiet():
         from transformers import AutoTokenizer
 
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=bool(trust_remote_code), local_files_only=True, **source
+            folder, **_safely(source)
         )
     return tokenizer
 
@@ -81,20 +80,21 @@ def open_model(
     kind: ModelClass,
     dtype: Any,
     *,
-    trust_remote_code: bool = False,
     count: tuple[int, int] | None = None,
     **source: Any,
 ) -> PreTrainedModel:
-    """Open the model of a folder, or of a GGUF file in it (`gguf_file`, with its `count`).
+    """Open the model of a folder, or of a GGUF file in it.
 
-    `count` is the number of tensors and of values in the weights.
+    `source` has trust_remote_code, or gguf_file with `count`, the number of tensors and of
+    values in the weights.
     """
-    options = {"trust_remote_code": bool(trust_remote_code), **source}
-    config = check_folder(folder, kind, count=count, **options)
-    options |= {"config": config, "dtype": dtype, "use_safetensors": True}
+    config = check_folder(folder, kind, count=count, **source)
+    options = {"config": config, "dtype": dtype, "use_safetensors": True}
     with quiet():
-        model, report = _auto_class(kind).from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, **options
+        import transformers
+
+        model, report = getattr(transformers, kind).from_pretrained(
+            folder, output_loading_info=True, **options, **_safely(source)
         )
     # Embedders pool the states themselves; some are saved without the layer that would do it.
     missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
@@ -107,30 +107,23 @@ def open_model(
 
 
 def check_folder(
-    folder: Path,
-    kind: ModelClass,
-    *,
-    trust_remote_code: bool = False,
-    count: tuple[int, int] | None = None,
-    **source: Any,
+    folder: Path, kind: ModelClass, *, count: tuple[int, int] | None = None, **source: Any
 ) -> Any:
     """The configuration of a model, checked to be safe to open with any library."""
     count = count or check_weights(folder)
     with quiet():
-        from transformers import AutoConfig
+        import transformers
 
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=bool(trust_remote_code), local_files_only=True, **source
-        )
-        if not trust_remote_code:  # trusted code may allocate what it likes
-            check_config(_auto_class(kind), config, *count)
+        config = transformers.AutoConfig.from_pretrained(folder, **_safely(source))
+        if not source.get("trust_remote_code"):  # trusted code may allocate what it likes
+            check_config(getattr(transformers, kind), config, *count)
     return config
 
 
-def _auto_class(kind: ModelClass) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    return AutoModel if kind == "encoder" else AutoModelForCausalLM
+def _safely(source: dict[str, Any]) -> dict[str, Any]:
+    """Options for transformers; without an answer about code it would read one from stdin."""
+    is_trusted = bool(source.get("trust_remote_code"))
+    return {**source, "trust_remote_code": is_trusted, "local_files_only": True}
 
 
 def check_config(auto: Any, config: Any, tensors: int, values: int) -> None:
@@ -171,7 +164,9 @@ def convert_gguf(file: Path, folder: Path, label: str) -> None:
         shapes = [tensor.shape for tensor in header.tensors.values()]
         count = len(shapes), sum(map(prod, shapes))
         tokenizer: Any = open_tokenizer(file.parent, gguf_file=name)
-        model: Any = open_model(file.parent, "causal", "float32", count=count, gguf_file=name)
+        model: Any = open_model(
+            file.parent, "AutoModelForCausalLM", "float32", count=count, gguf_file=name
+        )
     # A model that is marked as quantized refuses to be saved; these weights are plain now.
     model.hf_quantizer, model.is_quantized = None, False
     model.config._is_quantized = False
@@ -260,7 +255,7 @@ def open_bert_scorer(folder: str, layers: int) -> Any:
     """A scorer of bert-score with the encoder in a folder."""
     scorer_class = import_extra("bert_score", "BERTScore", "eval").BERTScorer
     with opening(folder, f"an encoder with its tokenizer, for BertScore's layer {layers}"):
-        config = check_folder(Path(folder), "encoder")  # bert-score opens it without our checks
+        config = check_folder(Path(folder), "AutoModel")  # bert-score does not
         if "t5" in folder and config.model_type not in ("t5", "mt5"):
             raise ValueError("bert-score takes a path with 't5' in it for a T5; rename it")
         with quiet():
