@@ -8,7 +8,6 @@ import tiny
 import trueline as tl
 from trueline.errors import SettingError
 from trueline.lab.judges import prompt_for
-from trueline.lab.judges.models import LocalJudge
 from trueline.lab.metrics import BertScore
 from trueline.lab.plan import plan_from
 from trueline.lab.run import _confidence, text_scores
@@ -78,21 +77,12 @@ def test_raw_confidence_reads_the_fused_logits_as_they_are(lm, examples, embedde
         assert raw.trace[index].probability > usual.trace[index].probability
 
 
-def test_the_papers_questions_are_halueval_s_own_and_asked_without_a_reference():
-    text = prompt_for("dialogue", "hallucination", SAMPLE, "Bats see.", "paper")
-    assert text.startswith("I want you act as a response judge.")
-    assert text.endswith("#Response#: Bats see.\n#Your Judgement#:")
-    assert prompt_for("summary", "hallucination", SAMPLE, "B.", "paper").startswith(
-        "I want you act as a summary judge."
-    )
+def test_the_papers_questions_are_halueval_s_own_and_need_no_reference():
+    for task, kind in (("dialogue", "response"), ("summary", "summary")):
+        text = prompt_for(task, "hallucination", SAMPLE, "Bats see.", "paper")
+        assert text.startswith(f"I want you act as a {kind} judge.")
     assert prompt_for("question", "truth", BLIND, "Yes.") is None
-    blind = prompt_for("question", "truth", BLIND, "Yes.", "paper")
-    assert "Known right answers:\n\n" in blind
-    own, paper = (
-        LocalJudge(tiny.language_model("llama"), questions=q) for q in ("ours", "paper")
-    )
-    assert paper.id == f"{own.id}+paper"
-    assert paper.hash != own.hash
+    assert "Known right answers:\n\n" in prompt_for("question", "truth", BLIND, "Yes.", "paper")
 
 
 def test_an_unknown_baseline_or_a_layer_beyond_it_is_refused(tmp_path):

@@ -7,10 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import tiny
@@ -40,10 +38,6 @@ from trueline.lab.results import (
 )
 from trueline.lab.run import run_plan
 from trueline.lab.samples import Verdict
-from trueline.methods import GROUP, _plugged_in
-from trueline.methods.base import Adjusted, Method
-from trueline.prompts import Prompt
-from trueline.settings import Between
 from trueline.types import Example
 
 pytestmark = pytest.mark.usefixtures("parts")
@@ -250,12 +244,14 @@ def test_a_missing_encoder_shows_before_a_model_is_opened(table, tmp_path, monke
         run({**table, "bertscore": str(tmp_path), "bertscore_layers": 1}, tmp_path / "out")
 
 
-def test_a_second_run_on_a_folder_is_refused_at_once(table, tmp_path):
+def test_a_second_run_on_a_folder_is_refused_until_the_first_ends(table, tmp_path):
     with (
         open_journal(tmp_path),
         pytest.raises(SettingError, match=r"another run is writing to .*; wait for it"),
     ):
         run(table, tmp_path)
+    with open_journal(tmp_path):
+        pass
 
 
 def test_a_sample_without_an_answer_is_a_counted_failure(table, data, tmp_path):
@@ -311,47 +307,6 @@ def test_seeds_are_cells_where_there_is_sampling_and_draws_go_with_the_sample(ta
     assert all(0 < line.confidence < 1 for line in drawn)  # also beyond the best five
 
 
-@dataclass(frozen=True)
-class Shift(Method):
-    """Plain decoding that raises one token: a method of another package."""
-
-    prompt: Prompt = Prompt()
-    by: Annotated[float, Between(0)] = 50.0
-    token: int = 7
-    name = "shift"
-
-    def adjust(self, step):
-        logits = step.logits.clone()
-        logits[:, self.token] += self.by
-        return Adjusted(logits)
-
-
-@pytest.fixture
-def plugged_in(monkeypatch):
-    """A method that another package would bring; a function takes the package away."""
-    points = [EntryPoint("shift", "test_run:Shift", GROUP)]
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
-    _plugged_in.cache_clear()
-    yield lambda: (points.clear(), _plugged_in.cache_clear())
-    _plugged_in.cache_clear()
-
-
-def test_a_method_of_another_package_is_run_and_reported_also_when_it_is_gone(
-    plugged_in, table, tmp_path
-):
-    plan = {**table, "methods": ["greedy", "shift"], "sweep": {"shift.by": [0.0, 1.0, 50.0]}}
-    outcome = run(plan, tmp_path)
-    labels = ["greedy", "shift by=0", "shift by=1", "shift"]
-    assert [cell.label for cell in outcome.cells] == labels
-    plugged_in()
-    written = {path.name for path in write_report(tmp_path, plots=["svg"])}
-    assert any(name.endswith("sweep-shift-by.svg") for name in written)
-    (made,) = tables_of(read_results(tmp_path))
-    assert [row.label for row in made.rows] == labels
-    with pytest.raises(SettingError, match="there is no method 'shift'"):
-        plan_from(plan)
-
-
 def test_the_settings_of_a_benchmark_hold_for_every_method_that_has_them(table):
     plan = plan_from({**table, "methods": ["greedy", "dola"]})
     read = benchmark_of(plan, plan.benchmarks[0])
@@ -394,20 +349,18 @@ def test_what_cannot_be_run_is_left_out_and_noted(table, tmp_path):
 
 
 def test_unequal_rules_and_prompts_are_noted(table, tmp_path):
-    outcome = run({**table, "methods": ["greedy", "cad", "id", "kate"]}, tmp_path)
-    usual = ("did nothing", "no controls were run", "answers are cut off")
-    notes = [w for w in outcome.warnings if not any(words in w for words in usual)]
-    assert all("are near one of the 4 grounding examples" in note for note in notes)
+    run({**table, "methods": ["greedy", "cad"]}, tmp_path)
     lines = lines_in(tmp_path)
-    lines[7] = replace_line(lines[7], max_new_tokens=5, stop=StopRule((".",), (2,)))
-    lines[8] = replace_line(lines[8], prompt_hashes=("another", "two"))
+    lines[7] = replace_line(
+        lines[7],
+        max_new_tokens=5,
+        stop=StopRule((".",), (2,)),
+        prompt_hashes=("another", "two"),
+    )
     notes = "\n".join(warnings(gather_cells(lines)))
-    assert "the methods ran with different values of max_new_tokens" in notes
-    assert "the methods ran with different values of stop" in notes
-    assert "cad (generate): 1 answers were generated with another prompt" in notes
-    assert "base prompt" not in notes
-    lines[7] = replace_line(lines[7], prompt_hashes=("another", "two"))
-    assert "different values of base prompt" in "\n".join(warnings(gather_cells(lines)))
+    for name in ("max_new_tokens", "stop", "base prompt"):
+        assert f"the methods ran with different values of {name}" in notes
+    assert "cad (generate): 5 answers were generated with another prompt" in notes
 
 
 KILLED = """
