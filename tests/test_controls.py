@@ -1,4 +1,4 @@
-"""Controls: what is taken out, which rows carry them, and that they tell effects from luck."""
+"""Controls: how they change examples, which variants have them, and what they show of a gain."""
 
 import gzip
 import random
@@ -60,8 +60,8 @@ def test_a_plan_runs_every_grounded_method_with_its_controls_by_default():
         *(("knn-lm", control) for control in every),  # its windows always hold the prompt
     ]
     made = plan_from(table).variants
-    instead = [(one.method, dict(one.settings)) for one in made if one.is_instead]
-    assert instead == [("kate", {"k": 1}), ("kate", {"k": 3}), ("lookup", {})]
+    baselines = [(one.method, dict(one.settings)) for one in made if one.is_instead]
+    assert baselines == [("kate", {"k": 1}), ("kate", {"k": 3}), ("lookup", {})]
     assert len(plan_from({**table, "controls": False}).variants) == 4
 
 

@@ -42,8 +42,8 @@ def test_one_line_prompts_are_those_of_the_appendix_for_every_method():
         "Answer the following question with one or two sentences.\nQ: {question} A:"
     )
     assert sets["summary"].base.template.endswith("Document: {question} Summary:")
-    asked = Benchmark("b", "question", (), (), "h", layout="one-line").prompt
-    assert prompts_with(asked).bare == Prompt("Q: {question} A:")
+    prompt = Benchmark("b", "question", (), (), "h", layout="one-line").prompt
+    assert prompts_with(prompt).bare == Prompt("Q: {question} A:")
     assert prompts_with(sets["summary"].base).demonstration.startswith("Document:")
 
 

@@ -20,7 +20,7 @@ OPEN_JUDGE = "trueline.lab.judges.open_judge"
 
 
 class FakeJudge:
-    """Says yes to texts of an even length; cannot be read on a multiple of five."""
+    """Labels texts of an even length as right; no label for a multiple of five."""
 
     id, hash = "fake:1", "one"
     judged = 0

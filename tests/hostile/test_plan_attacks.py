@@ -237,7 +237,7 @@ def attacked(chance, text):
 
 
 def plan_cells(plan, lm, space):
-    """Everything of a run that comes before the model is asked."""
+    """Everything of a run that comes before the model answers."""
     for name in plan.benchmarks:
         benchmark = benchmark_of(plan, name)
         for variant in plan.variants:

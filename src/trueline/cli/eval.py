@@ -43,19 +43,22 @@ class PlanCommand(click.Command):
 
 @cache
 def plan_flags() -> dict[str, click.Option]:
-    """A flag for every key of a plan that is no table, by key: made from its type."""
+    """A flag for every key of a plan that has a description, by key: made from its type."""
     from trueline.lab.plan import BUILD, KEYS
 
     types = {**KEYS, "context": BUILD["context"], "embedder": BUILD["embedder"]}
-    return {key: _flag(key, x) for key, x in types.items() if dict not in parts_of(x)}
+    flags = {key: _flag(key, parts_of(hint)) for key, hint in types.items()}
+    return {key: flag for key, flag in flags.items() if flag is not None}
 
 
-def _flag(key: str, hint: Any) -> click.Option:
+def _flag(key: str, parts: list[Any]) -> click.Option | None:
+    """The flag of a key whose type has these parts; None without a description."""
     from trueline.lab.plan import DEFAULTS
 
-    parts = parts_of(hint)
-    mark = next(part for part in parts if getattr(part, "description", None) is not None)
-    help, extra = mark.description, mark.extra or {}
+    marks = [part for part in parts if getattr(part, "description", None) is not None]
+    if not marks:
+        return None
+    help, extra = marks[0].description, marks[0].extra or {}
     for choices in (get_args(part) for part in parts if get_origin(part) is Literal):
         help = help if choices[-1] in help else f"{help} {', '.join(choices)}".strip()
     default = extra.get("unset", DEFAULTS.get(key))
@@ -70,8 +73,8 @@ def _flag(key: str, hint: Any) -> click.Option:
         [f"{flag}/--no-{flag[2:]}" if bool in parts else flag, key],
         default=None,
         envvar=extra.get("env"),
-        metavar="NUMBER" if is_number else None,
-        multiple=tuple in parts and "split" not in extra,
+        metavar=extra.get("word", "NUMBER" if is_number else None),
+        multiple=bool({tuple, dict} & {*parts}) and "split" not in extra,
         help=f"{help}  [{default}]" if default and isinstance(default, str | int) else help,
         callback=check_texts,
     )
@@ -80,22 +83,6 @@ def _flag(key: str, hint: Any) -> click.Option:
 @click.command("eval", cls=PlanCommand)
 @click.argument("plan", type=PATH, required=False)
 @column_option
-@click.option(
-    "--set",
-    "settings",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    metavar="METHOD.NAME=VALUE",
-    help="A setting of a method, such as rad.alpha=0.3.",
-)
-@click.option(
-    "--sweep",
-    "sweep",
-    cls=FlagEnvvarOption,
-    multiple=True,
-    metavar="METHOD.NAME=A,B",
-    help="Several values of a setting, such as rad.alpha=0.1,0.5 or build.context=4,8.",
-)
 @cluster_options
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
@@ -103,7 +90,7 @@ def _flag(key: str, hint: Any) -> click.Option:
 def evaluate(
     plan: Path | None, on: str | None, workers: int | None, as_json: bool, **flags: Any
 ) -> None:
-    """Run methods on benchmarks as PLAN (a run.toml) says, or as flags say; flags win.
+    """Run methods on benchmarks, by PLAN (a run.toml) or by flags; flags win.
 
     Results are added to results.jsonl in the folder of --out. A run that was stopped or killed
     goes on when the same command is run again, and ends with the same lines.

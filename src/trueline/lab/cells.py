@@ -76,7 +76,7 @@ def cells_of(
     suited = {n: x for n, x in {**benchmark.settings, **neutral}.items() if n in known}
     settings = {**suited, **variant.settings}
     method = make_method(name, space=space, prompt=benchmark.prompt, settings=settings)
-    if variant.control is Control.BOUNDARY:  # which the name of the control says
+    if variant.control is Control.BOUNDARY:  # part of the name of the control
         suited["from_step"] = settings["from_step"]
     prompts = [benchmark.prompt.hash]
     if not method.needs.own_prompt:  # otherwise it differs from question to question
@@ -269,7 +269,7 @@ def model_of(plan: Plan, name: str) -> Engine:
 
 
 def benchmark_of(plan: Plan, name: str) -> Benchmark:
-    """Read a benchmark as a plan says, perhaps with the examples of another one."""
+    """Read a benchmark for a plan, perhaps with the examples of another one."""
     from trueline.lab.benchmarks import data_hash, read_benchmark
 
     read = partial(

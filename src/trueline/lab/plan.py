@@ -74,7 +74,8 @@ def _help(text: str, least: int | None = None, **extra: str) -> Meta:
     """The help of a key's flag.
 
     `flag` is its name if that is not the key's, `env` a variable with its value, `split` what
-    separates several values, and `unset` what holds without it, if that is not its default.
+    separates several values, `word` stands for its value in the help, and `unset` is what holds
+    without it, if that is not its default.
     """
     return Meta(description=text, min_length=least, extra=extra)
 
@@ -148,8 +149,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     )
     judges: Annotated[Names, _help("One or more; see docs.", 1, flag="judge")] = ()
     judge: Table = {}  # Limits, max_tokens and questions of the judges
-    settings: dict[str, Table] = {}  # by method
-    sweep: dict[str, Values] = {}  # by METHOD.SETTING or build.OPTION
+    settings: Annotated[
+        dict[str, Table], _help("Such as rad.alpha=0.3.", flag="set", word="METHOD.NAME=VALUE")
+    ] = {}
+    sweep: Annotated[
+        dict[str, Values], _help("Or build.OPTION=A,B: each in turn.", word="METHOD.NAME=A,B")
+    ] = {}
     named: Tables = msgspec.field(default=(), name="variants")
     build: Table = {}  # BuildOptions, or a table of them by the name of a method
     ground: Annotated[Limit, _help("How many examples to use, or `all`.")] = 100
