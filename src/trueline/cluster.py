@@ -14,17 +14,12 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Annotated, Any
 
 from trueline.engines import Origin, origin_of
-from trueline.errors import (
-    ClusterError,
-    SettingError,
-    SpaceMismatchError,
-    TruelineError,
-    import_extra,
-)
+from trueline.errors import ClusterError, SettingError, TruelineError, import_extra
 from trueline.settings import Between, check_values
 from trueline.text import shown
 
@@ -79,7 +74,7 @@ class Cluster:
         # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
         shared = ray.put(pickled)
         count = min(self._count_workers(ray), len(units))
-        free = [make(_versions(), self.threads) for _ in range(count)] * _QUEUED
+        free = [make(self.threads) for _ in range(count)] * _QUEUED
         left, running, ordered = deque(units), dict[Any, Any](), deque[Any]()
         try:
             while left or ordered:
@@ -136,11 +131,11 @@ class Cluster:
 
 
 class _Pickler(pickle.Pickler):
-    """Models and embedders travel by name; another process opens the same weights."""
+    """Models and embedders travel by name; another process opens the same ones."""
 
     def reducer_override(self, value: Any) -> Any:
-        weights = _weights(value)
-        return (_opened, (origin_of(value), weights)) if weights else NotImplemented
+        identity = _identity(value)
+        return (_opened, (origin_of(value), identity)) if identity else NotImplemented
 
 
 def dumps(value: Any) -> bytes:
@@ -150,28 +145,39 @@ def dumps(value: Any) -> bytes:
     return content.getvalue()
 
 
-def _weights(value: Any) -> str:
-    """What shapes the output of a model or an embedder; empty for other values."""
+def _identity(value: Any) -> list[str]:
+    """What shapes the numbers of a model or an embedder; empty for other values."""
     if hasattr(type(value), "head_kind"):
-        return f"{value.fingerprint} {value.tokenizer_hash} {value.dtype} {value.device.type}"
-    return str(getattr(value, "hash", "")) if hasattr(type(value), "embed") else ""
+        own = [value.fingerprint, value.tokenizer_hash, str(value.dtype), value.device.type]
+    elif hasattr(type(value), "embed") and hasattr(value, "hash"):
+        own = [value.hash]
+    else:
+        return []
+    return own + [f"{name} {version}" for name, version in _versions().items()]
 
 
-def _opened(origin: Origin, weights: str) -> Any:
+def _opened(origin: Origin, identity: list[str]) -> Any:
     opened = origin()
-    if _weights(opened) != weights:
-        raise SpaceMismatchError(
-            f"{opened.id} has other weights or another device there than on the first machine; "
-            "put the same on every machine"
+    pairs = zip(_identity(opened), identity, strict=True)
+    if other := [f"{there} there and {here} here" for there, here in pairs if there != here]:
+        raise ClusterError(
+            f"{opened.id} would compute other numbers on a worker ({', '.join(other)}); put "
+            "the same weights, versions and kind of device on every machine"
         )
     return opened
+
+
+@cache
+def _versions() -> dict[str, str]:
+    installed = {one.name: one.version for one in metadata.distributions()}
+    return {name: installed.get(name, "missing") for name in _PACKAGES}
 
 
 class _Worker:
     """An actor of Ray, which opens the function once."""
 
-    def __init__(self, versions: dict[str, str], threads: int) -> None:
-        self.versions, self.threads = versions, threads
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
         self.function: Callable[[Any], Any] | None = None
 
     def run(self, function: bytes, unit: Any) -> bytes:
@@ -181,28 +187,9 @@ class _Worker:
 
         try:
             if self.function is None:
-                self.check_versions()
                 torch.set_num_threads(self.threads)
                 self.function = pickle.loads(function)
             return pickle.dumps((self.function(unit), None))
         except TruelineError as error:
             where = f"(on the worker at {ray.util.get_node_ip_address()})"
             return pickle.dumps((None, type(error)(f"{error} {where}")))
-
-    def check_versions(self) -> None:
-        """Refuse to work with other versions than the first machine has."""
-        pairs = [
-            f"{name} is {here} there and {self.versions[name]} here"
-            for name, here in _versions().items()
-            if self.versions[name] != here
-        ]
-        if pairs:
-            raise ClusterError(
-                f"a worker may compute other numbers: {', '.join(pairs)}; install the same "
-                "versions on every machine of the cluster"
-            )
-
-
-def _versions() -> dict[str, str]:
-    installed = {one.name: one.version for one in metadata.distributions()}
-    return {name: installed.get(name, "missing") for name in _PACKAGES}
