@@ -167,7 +167,7 @@ def check_named(name: str, option: str) -> None:
     """Refuse to fetch from the hub a model that only a file names, and not the user."""
     from huggingface_hub import snapshot_download
 
-    if name in ALIASES or not _is_hub_id(name):
+    if not _is_hub_id(name):
         return
     try:
         snapshot_download(name, local_files_only=True)

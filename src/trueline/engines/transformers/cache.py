@@ -8,6 +8,7 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trueline.engines.base import IsDone, States, shared_length
 from trueline.engines.models import IMPORTING
@@ -101,7 +102,7 @@ class Cache(DynamicCache):
 
     def drop_left(self, count: int) -> None:
         """Drop the first tokens of every row, which are pads in all of them."""
-        for layer in self.layers:
+        for layer in self.layers if count else ():
             if not layer.is_initialized:
                 continue
             if isinstance(layer, GrowingLayer):
@@ -158,7 +159,7 @@ def _attend(
     if new > 1 or is_small or not plain:
         whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole, None
-    out = torch.nn.functional.scaled_dot_product_attention(
+    out = scaled_dot_product_attention(
         query.reshape(rows, groups, heads // groups, width),
         key,
         value,
@@ -183,7 +184,8 @@ class BatchCache:
         self._lm = lm
         self.gives_states = states  # whether it gives hidden states, or else logits
         self._cache = Cache(lm.model)
-        self._mask: torch.Tensor | None = None  # (rows, width); None while nothing is padded
+        self._mask = torch.ones(0, 0)  # (rows, width), 0 at pads
+        self._has_pads = False
         self._lengths: list[int] = []  # tokens read in each row, which is its next position
         self.width = 0
 
@@ -193,36 +195,34 @@ class BatchCache:
 
     def join(self, contexts: Sequence[Sequence[int]], *, layers: Sequence[int] = ()) -> States:
         if self.rows:
-            joining = BatchCache(self._lm, states=self.gives_states)
-            states = joining.join(contexts, layers=layers)
-            self._absorb(joining)
+            new = BatchCache(self._lm, states=self.gives_states)
+            states = new.join(contexts, layers=layers)
+            width = max(self.width, new.width)
+            masks = [pad(one._mask, (width - one.width, 0)) for one in (self, new)]
+            self._set_mask(torch.cat(masks))
+            self._cache.absorb(new._cache, width)
+            self._lengths, self.width = self._lengths + new._lengths, width
             return states
         self._lengths = [len(tokens) for tokens in contexts]
         # A sliding window or a bias by distance counts pads after a shared prefix too.
         config = self._lm.model.config.get_text_config()
         is_rotary = getattr(config, "rope_parameters", None) is not None
         may_share = is_rotary or len(set(self._lengths)) == 1
-        shared = 0
-        if (
-            may_share
-            and not any(self._cache.is_sliding)
-            and (shared := shared_length(contexts))
-        ):
+        may_share = may_share and not any(self._cache.is_sliding)
+        shared = shared_length(contexts) if may_share else 0
+        if shared:
             self._forward([list(contexts[0][:shared])], [0])
             self._cache.batch_select_indices(torch.zeros(self.rows, dtype=torch.long))
         self.width = max(self._lengths)
-        gaps = [self.width - length for length in self._lengths]
-        rest = [list(tokens[shared:]) for tokens in contexts]
-        if any(gaps):
-            pairs = zip(gaps, rest, strict=True)
-            rows = [[1] * shared + [0] * gap + [1] * len(tokens) for gap, tokens in pairs]
-            self._mask = torch.tensor(rows, device=self._lm.device)
-        ids = [[0] * gap + tokens for gap, tokens in zip(gaps, rest, strict=True)]
-        states = self._forward(ids, [shared - gap for gap in gaps], layers=layers)
+        pairs = [(self.width - len(tokens), list(tokens[shared:])) for tokens in contexts]
+        rows = [[1] * shared + [0] * gap + [1] * len(tokens) for gap, tokens in pairs]
+        self._set_mask(torch.tensor(rows, device=self._lm.device))
+        ids = [[0] * gap + tokens for gap, tokens in pairs]
+        states = self._forward(ids, [shared - gap for gap, _ in pairs], layers=layers)
         return states.map(lambda tensor: tensor[:, -1])
 
     def extend(self, tokens: Sequence[int], *, layers: Sequence[int] = ()) -> States:
-        self._grow_mask(1)
+        self._mask = pad(self._mask, (0, 1), value=1)
         states = self._forward([[token] for token in tokens], self._lengths, layers=layers)
         self._lengths = [length + 1 for length in self._lengths]
         self.width += 1
@@ -233,7 +233,7 @@ class BatchCache:
     ) -> States:
         longest = max(map(len, continuations))
         ids = [list(tokens) + [0] * (longest - len(tokens)) for tokens in continuations]
-        self._grow_mask(longest)
+        self._mask = pad(self._mask, (0, longest), value=1)
         pairs = zip(self._lengths, continuations, strict=True)
         ends = [max(0, length + len(tokens) - 1) for length, tokens in pairs]
         return self._forward(ids, self._lengths, layers=layers, ends=ends)
@@ -241,36 +241,17 @@ class BatchCache:
     def keep(self, rows: Sequence[int]) -> None:
         if list(rows) == list(range(self.rows)):
             return
-        index = torch.tensor(rows, device=self._lm.device)
+        index = torch.tensor(rows, dtype=torch.long, device=self._lm.device)
         self._lengths = [self._lengths[row] for row in rows]
         self._cache.batch_select_indices(index)
-        if self._mask is not None:
-            mask = self._mask[index]
-            pads = int(mask.any(0).long().argmax())  # on the left of every row
-            if pads:
-                self._cache.drop_left(pads)
-                self.width -= pads
-            self._mask = None if bool(mask[:, pads:].all()) else mask[:, pads:]
+        mask = self._mask[index]
+        pads = int(mask.any(0).long().argmax())  # on the left of every row
+        self._cache.drop_left(pads)
+        self.width -= pads
+        self._set_mask(mask[:, pads:])
 
-    def _absorb(self, other: BatchCache) -> None:
-        """Append the rows of another cache."""
-        width = max(self.width, other.width)
-        if self.width != other.width or self._mask is not None or other._mask is not None:
-            masks = []
-            for cache in (self, other):
-                mask = cache._mask
-                if mask is None:
-                    mask = torch.ones(
-                        cache.rows, cache.width, dtype=torch.long, device=self._lm.device
-                    )
-                masks.append(torch.nn.functional.pad(mask, (width - cache.width, 0)))
-            self._mask = torch.cat(masks)
-        self._cache.absorb(other._cache, width)
-        self._lengths, self.width = self._lengths + other._lengths, width
-
-    def _grow_mask(self, width: int) -> None:
-        if self._mask is not None:
-            self._mask = torch.nn.functional.pad(self._mask, (0, width), value=1)
+    def _set_mask(self, mask: torch.Tensor) -> None:
+        self._mask, self._has_pads = mask, not bool(mask.all())
 
     def _forward(
         self,
@@ -291,7 +272,7 @@ class BatchCache:
             positions = positions.minimum(torch.tensor(ends, device=device)[:, None])
         inputs = {
             "input_ids": torch.tensor(ids, device=device),
-            "attention_mask": self._mask,
+            "attention_mask": self._mask if self._has_pads else None,
             "position_ids": positions,
             "past_key_values": self._cache,
             "use_cache": True,
