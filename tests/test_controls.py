@@ -1,4 +1,4 @@
-"""Controls: how they change examples, which variants have them, and what they show of a gain."""
+"""Controls: how they change examples, which variants have them, what they show of a gain."""
 
 import gzip
 import random

@@ -13,7 +13,6 @@ from test_rad_entries import space_of
 import trueline as tl
 from trueline.engines.base import ScaledHead, States
 from trueline.errors import SettingError
-from trueline.lab.plan import BuildOptions, Variant
 from trueline.methods import make_method
 from trueline.methods.base import Rows, Step
 from trueline.methods.layers import distances, latent_knowledge
@@ -166,9 +165,6 @@ def test_rad_changes_no_step_before_from_step():
     found = tl.RAD(space, from_step=2).adjust(step)
     assert found.evidence[0].hits.count(3).tolist() == [0, 0, 2]
     assert torch.equal(found.logits[:2], torch.zeros(2, 4))
-    variants = [Variant("rad", {}, BuildOptions(context=context)) for context in (8, "full")]
-    # Every window of a full context contains the prompt.
-    assert [one.boundary_settings for one in variants] == [{"from_step": 8}, {}]
 
 
 def test_a_wrong_context_pushes_its_logits_away():
