@@ -117,14 +117,6 @@ def done(id):
     return DoneLine(cell=id, seconds=2.0)
 
 
-def choices(id, marks):
-    scores = {"single": (-1.0,), "multiple": (), "mc2": None, "mc3": None, "seconds": 0.1}
-    return [
-        ChoiceLine(cell=id, sample=sample, index=index, mc1=mark, **scores)
-        for index, (sample, mark) in enumerate(zip(SAMPLES, marks))
-    ]
-
-
 GREEDY = [
     cell("g"),
     *answers("g", rouge=[0.1, 0.2, 0.3, 0.4], sure=[0.9, 0.2, 0.3, 0.8]),
@@ -221,8 +213,7 @@ def test_differences_are_paired_with_greedy(usual):
 
 
 def test_rates_have_wilsons_interval_and_p_is_also_corrected(tmp_path):
-    right = [True] * 4
-    judged = [*verdicts("o", "truth", right), *verdicts("o", "info", right)]
+    judged = verdicts("o", "truth", [True] * 4)
     made = report(tmp_path, *GREEDY, *RAD, *of_cell("o", "cad"), *judged)
     value = values(made.table, "cad")[f"truth@{JUDGE}"]
     square = 1.959964**2 / 4  # Wilson, 4 of 4: n / (n + z^2) up to 1
@@ -237,9 +228,8 @@ def test_only_the_best_of_a_column_is_marked(usual, tmp_path):
     assert [greedy[truth].is_best, rad[truth].is_best] == [False, True]
     assert not rad["edits"].is_best  # neither way is better
     same = [replace_line(line, cell="r") for line in GREEDY if not isinstance(line, CellLine)]
-    for number, lines in enumerate(([], [cell("r", "rad"), *same])):  # alone, or two equals
-        made = table(tmp_path / str(number), *GREEDY, *lines)
-        assert not any(x.is_best for row in made.rows for x in row.values.values())
+    made = table(tmp_path, *GREEDY, cell("r", "rad"), *same)  # two equals
+    assert not any(x.is_best for row in made.rows for x in row.values.values())
 
 
 def test_a_row_that_is_not_finished_is_not_the_best(tmp_path):
@@ -249,21 +239,17 @@ def test_a_row_that_is_not_finished_is_not_the_best(tmp_path):
         for line in (cell(id, method), *answers(id, rouge=[rouge] * 4))
     ]
     made = table(tmp_path, *three[:-2])  # two answers of the last are to come
-    best = {row.label: row.values["rouge_l"].is_best for row in made.rows}
-    assert best == {"greedy": False, "rad": True, "cad": False}
-
-
-def hallucinations(id, method, labels):
-    lines = of_cell(id, method, benchmark="halueval-dialogue")
-    return [*lines[:-1], *verdicts(id, "hallucination", labels), lines[-1]]
+    best = [row.label for row in made.rows if row.values["rouge_l"].is_best]
+    assert best == ["rad"]
 
 
 def test_hallucination_is_a_rate_that_should_be_low(tmp_path):
-    made = table(
-        tmp_path,
-        *hallucinations("g", "greedy", [True, True, False, False]),
-        *hallucinations("r", "rad", [True, False, False, False]),
-    )
+    lines = [
+        line
+        for id, method, labels in (("g", "greedy", [1, 1, 0, 0]), ("r", "rad", [1, 0, 0, 0]))
+        for line in (*of_cell(id, method), *verdicts(id, "hallucination", map(bool, labels)))
+    ]
+    made = table(tmp_path, *lines)
     found = [values(made, label)[f"hallucination@{JUDGE}"] for label in ("greedy", "rad")]
     assert [(value.mean, value.is_best) for value in found] == [(0.5, False), (0.25, True)]
 
@@ -281,25 +267,19 @@ def test_a_report_shows_answers_and_marks_the_wrong_ones(usual):
     assert "drawn with the seed 0" in grid.notes[0]
 
 
-def test_few_samples_make_no_reliability_curve(usual):
-    groups = (usual.section.plots, *plots_of([usual.table]))
-    drawn = [any("reliability" in plot.name for plot in plots) for plots in groups]
-    assert drawn == [True, False]
-
-
 def test_choices_join_the_row_of_their_method_with_counts_of_their_own(tmp_path):
     head = cell("c", task="choose", max_new_tokens=None, stop=None, samples=3)
-    marked = choices("c", [1.0, 0.0])
-    made = table(tmp_path, *GREEDY, head, *marked[:1], failed("c", "q2", 1))
+    scores = {"single": (-1.0,), "multiple": (), "mc2": None, "mc3": None, "seconds": 0.1}
+    choice = ChoiceLine(cell="c", sample="q1", index=0, mc1=1.0, **scores)
+    made = table(tmp_path, *GREEDY, head, choice, failed("c", "q2", 1))
     (row,) = made.rows
     assert (row.values["mc1"].mean, row.values["rouge_l"].mean) == (1.0, 0.25)
     assert "mc2" not in row.values  # nobody has one
     grids = {grid.title: grid.rows[0][-1] for grid in grids_of(made)}
     assert grids["Overlap"] == GridText("n 4", ("0 unscored, 0 failed, 0 skipped",))
     assert grids["Choices"] == GridText("n 1", ("0 unscored, 1 failed, 1 skipped", "1 to come"))
-    rows = {row["measure"]: row for row in csv_rows([made])}
-    assert (rows["rouge_l"]["answered"], rows["mc1"]["answered"]) == ("4", "1")
-    assert (rows["rouge_l"]["failed"], rows["mc1"]["failed"]) == ("0", "1")
+    rows = {row["measure"]: (row["answered"], row["failed"]) for row in csv_rows([made])}
+    assert (rows["rouge_l"], rows["mc1"]) == (("4", "0"), ("1", "1"))
 
 
 def test_missing_verdicts_are_to_come_and_warned_of(tmp_path):
@@ -332,17 +312,10 @@ def test_seeds_are_averaged_and_their_spread_is_shown(tmp_path):
     assert "seeds ±14.1" in entry.below
 
 
-def test_a_label_names_what_differs_between_rows(tmp_path):
-    made = table(tmp_path, *GREEDY, *RAD, *of_cell("f", "rad", ground=2))
-    labels = [row.label for row in made.rows]
-    assert labels == ["greedy ground=3", "rad ground=3", "rad ground=2"]
-
-
 @pytest.mark.parametrize(
     ("name", "made", "labels"),
     [
         ("context", (4, 8, "full"), [" context=4", " context=8", " context=full"]),
-        ("embedder", ("a", "b", "c"), [" embedder=a", " embedder=b", " embedder=c"]),
         ("values", ("auto", "hidden", "logits"), ["", " values=hidden", " values=logits"]),
     ],
 )
@@ -498,11 +471,9 @@ def test_csv_reads_back_with_the_same_numbers(usual):
     rows = csv_rows([usual.table])
     assert len(rows) == sum(len(row.values) for row in usual.table.rows)
     (rad,) = [r for r in rows if (r["label"], r["measure"]) == ("rad", "truth")]
-    wanted = {
-        "model": "tiny_100%", "judge": JUDGE, "unit": "percent", "mean": "75", "n": "4",
-        "p": "1", "difference": "25", "is_best": "1", "seeds": "1",
-    }  # fmt: skip
-    assert {name: rad[name] for name in wanted} == wanted
+    names = "model judge unit mean n p difference is_best seeds".split()
+    wanted = ["tiny_100%", JUDGE, "percent", "75", "4", "1", "25", "1", "1"]
+    assert [rad[name] for name in names] == wanted
 
 
 def sweep_lines(alphas=(0.0, 0.3, 1.0)):
@@ -539,31 +510,17 @@ def test_edits_fall_into_the_quartiles_of_entropy(usual, tmp_path):
 def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
     made = table(tmp_path, *GREEDY, *RAD, *sweep_lines())
     (plots,) = plots_of([made], fewest=1)
-    assert [plot.name.removeprefix("facts-tiny_100-") for plot in plots] == [
-        "methods",
-        "interventions",
-        "reliability-offline-tiny",
-        "sweep-rad-alpha",
-    ]
+    names = ["methods", "interventions", "reliability-offline-tiny", "sweep-rad-alpha"]
+    assert [plot.name.removeprefix("facts-tiny_100-") for plot in plots] == names
     assert plots[-1].title == "rad: alpha, facts, tiny_100%"
     for plot in plots:
         assert ElementTree.fromstring(plot.svg).tag.endswith("svg")
         assert plot.inline_svg.startswith("<svg")
         assert "currentColor" in plot.inline_svg
     assert replace(plots[-1]).svg == plots[-1].svg  # drawn again, the same text
-    png = plots[-1].png
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(png) > 5000
-
-
-def test_a_sweep_without_a_value_worth_a_plot_is_not_drawn(tmp_path):
-    lines = [
-        replace_line(line, scores={}) if isinstance(line, AnswerLine) else line
-        for line in sweep_lines()
-    ]
-    made = table(tmp_path, *GREEDY, *lines)
-    assert len(sweeps_of(made)) == 1
-    assert not any("sweep" in plot.name for plot in plots_of([made])[0])
+    assert plots[-1].png[:8] == b"\x89PNG\r\n\x1a\n"
+    few = plots_of([made])[0]  # a reliability curve takes 30 samples
+    assert not any("reliability" in plot.name for plot in few)
 
 
 def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
@@ -634,11 +591,8 @@ def test_two_judges_have_columns_of_their_own(tmp_path):
     assert (found[f"truth@{JUDGE}"].mean, found["truth@local:x"].mean) == (0.5, 0.0)
     assert "auroc@local:x" not in found  # all are wrong: there is nothing to rank
     assert "%Truth (local:x)" in grids_of(made)[0].head
-    ids = [column.id.replace(JUDGE, "1").replace("local:x", "2") for column in made.columns]
-    assert ids == [
-        *("truth@1", "truth@2", "info@1", "truth_info@1", "rouge_l", "ece@1", "ece@2"),
-        *("auroc@1", "grounded", "edits", "speed"),
-    ]
+    ids = [column.id for column in made.columns]
+    assert ids[:3] == [f"truth@{JUDGE}", "truth@local:x", f"info@{JUDGE}"]
 
 
 def test_every_judge_and_every_pair_of_judges_has_a_figure(tmp_path):
