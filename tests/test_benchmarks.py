@@ -40,7 +40,6 @@ NAMED = list(dict.fromkeys(name for name, _ in FILES.values()))  # also on the h
 def truthfulqa_rows():
     return [
         {
-            "Type": "Adversarial",
             "Category": "Numbers",
             "Question": f"Is {n} a large number? ",  # with a space at the end, as in the source
             "Best Answer": f"Not next to {n + 1}",
@@ -57,13 +56,9 @@ def choice_rows():
     for n in range(817, 0, -1):  # in another order than the questions
         wrong = {f"{n} is the largest.": 0, "Yes.": 0}
         best = {f"Not next to {n + 1}.": 1}
-        rows.append(
-            {
-                "question": f"Is {n} a large number?",
-                "mc1_targets": best | wrong,
-                "mc2_targets": best | {"It depends.": 1} | wrong,
-            }
-        )
+        many = best | {"It depends.": 1} | wrong
+        question = f"Is {n} a large number?"
+        rows.append({"question": question, "mc1_targets": best | wrong, "mc2_targets": many})
     return rows
 
 
@@ -74,9 +69,7 @@ def wikiqa_rows(questions, rows, letter):
         {
             "QuestionID": f"{letter}{n}",
             "Question": f"how large is {n}",
-            "DocumentID": f"D{n}",
             "DocumentTitle": f"Page {n}",
-            "SentenceID": f"D{n}-{m}",
             "Sentence": f"Sentence {m} on {n} .",
             "Label": "1" if m == 1 and n % 3 == 0 else "0",
         }
@@ -113,16 +106,8 @@ def made_up():
         }
         for n in range(1, 701)
     ]
-    contents = [
-        truthfulqa_rows(),
-        choice_rows(),
-        wikiqa_rows(2118, 20_360, "T"),
-        wikiqa_rows(633, 6_165, "Q"),
-        train,
-        test,
-        dialogue,
-        summary,
-    ]
+    wikiqa = wikiqa_rows(2118, 20_360, "T"), wikiqa_rows(633, 6_165, "Q")
+    contents = truthfulqa_rows(), choice_rows(), *wikiqa, train, test, dialogue, summary
     return dict(zip(FILES, contents))
 
 
@@ -190,21 +175,11 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
     assert [len(read.test), read.test[1].id] == [211, "Q3"]  # 633 / 3
     assert read.test[1].answers == ("Sentence 1 on 3 .",)
     assert read.ground[1].source == "Page 3"
-    assert read.counts == {
-        "ground rows": 20_360,
-        "test rows": 6_165,
-        "ground sentences labelled 0": 20_360 - 706,
-        "test sentences labelled 0": 6_165 - 211,
-        "ground read": 2_118,
-        "ground without an answer": 1_412,
-        "ground left out": 1_412,
-        "test read": 633,
-        "test without an answer": 422,
-        "test left out": 422,
-        "ground drawn without an answer": 0,
-        "ground used": 2,
-        "test used": 211,
-    }
+    wanted = {"rows": (20_360, 6_165), "sentences labelled 0": (20_360 - 706, 6_165 - 211)}
+    wanted |= {"read": (2_118, 633), "without an answer": (1_412, 422), "used": (2, 211)}
+    wanted["left out"] = wanted["without an answer"]
+    for name, counts in wanted.items():
+        assert (read.counts[f"ground {name}"], read.counts[f"test {name}"]) == counts, name
     read = read_benchmark("wikiqa", data=data, ground=7, rule="all")
     assert [example.id for example in read.ground] == ["T0", "T3", "T6"]
     assert (len(read.test), read.test[1].answers) == (633, ())
@@ -226,14 +201,12 @@ def test_alpaca_joins_the_input_and_leaves_out_empty_outputs(data):
     assert read.ground[2].question == "Name 3 birds."
     assert (len(read.ground), len(read.test), read.settings) == (999, 804, {"tau": 0.8})
     assert (read.counts["ground left out"], read.counts["test left out"]) == (1, 1)
-    assert [read.test[1].id, read.test[1].answers, read.test[1].category] == [
-        "alpaca-eval-3",
-        ("3 drawn",),
-        "birds",
-    ]
+    sample = read.test[1]
+    wanted = ("alpaca-eval-3", ("3 drawn",), "birds")
+    assert (sample.id, sample.answers, sample.category) == wanted
 
 
-def test_a_dialogue_is_asked_without_the_knowledge(data):
+def test_a_dialogue_is_shown_without_the_knowledge(data):
     read = read_benchmark("halueval-dialogue", data=data)
     assert (len(read.ground), len(read.test), read.task) == (100, 500, "dialogue")
     sample = read.test[0]
@@ -278,29 +251,17 @@ def test_a_cell_of_another_type_is_named_with_its_place(stem, tmp_path, damaged)
     assert message.startswith(f"{tmp_path / f'{stem}.jsonl'}:3: the field {field!r} must be ")
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b'{"knowledge": ', ":1: expected an object {...} in UTF-8: "),
-        (b"\xff\n", ":1: expected an object {...} in UTF-8: "),
-        (b'{"knowledge": "a"}\n', ":1: expected an object with the fields ['knowledge', "),
-        (b"\n[1]\n", ":2: expected an object with the fields ['knowledge', "),
-        (None, " has 699 rows, expected 700: "),
-    ],
-)
-def test_a_damaged_table_is_named_with_its_place(content, problem, tmp_path):
+def test_a_table_with_fewer_rows_than_promised_is_refused(tmp_path):
     stem = "halueval/halueval_dialogue_first700"
     path = write(tmp_path, stem, ROWS[stem][1:])
-    if content:
-        path.write_bytes(content)
-    assert refusal("halueval-dialogue", data=tmp_path).startswith(f"{path}{problem}")
+    message = refusal("halueval-dialogue", data=tmp_path)
+    assert message.startswith(f"{path} has 699 rows, expected 700: ")
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"mc1_targets": {"Yes.": 1, "No.": 1}}, "answers of which one is true"),
-        ({"mc1_targets": {"Yes.": 0}}, "answers with the labels 1 and 0"),
         ({"mc1_targets": {"Yes.": 2, "No.": 1}}, "answers with the labels 1 and 0"),
         ({"mc1_targets": ["Yes."]}, "answers with the labels 1 and 0"),
         ({"question": "Which?"}, "one that mc_task_v1 has too"),
@@ -375,14 +336,10 @@ def test_one_file_grounds_with_its_first_rows_and_tests_on_the_rest(tmp_path):
     assert read.test[0].single == Choices(("Maybe.", "No."), (True, False))
     assert read.test[0].multiple == Choices(("Maybe.", "So.", "No."), (True, True, False))
     assert (read.name, read.task, read.counts["rows"]) == (str(path), "question", 5)
-
-
-def test_a_drawn_part_of_one_file_grounds_and_all_others_test(tmp_path):
-    path = write(tmp_path, "own", own_rows(20))
-    read = read_benchmark(str(path), ground=5, seed=1)
-    ground, test = ({row.id for row in side} for side in (read.ground, read.test))
-    assert (len(ground), len(test), ground & test) == (5, 15, set())
-    assert ground != {"1", "2", "3", "4", "5"}
+    drawn = read_benchmark(str(path), ground=2, seed=1)
+    ground, test = ({row.id for row in side} for side in (drawn.ground, drawn.test))
+    assert (len(ground), len(test), ground & test) == (2, 3, set())
+    assert ground != {row.id for row in read.ground}
 
 
 @pytest.mark.parametrize(
@@ -393,7 +350,6 @@ def test_a_drawn_part_of_one_file_grounds_and_all_others_test(tmp_path):
         ("{own}:none.jsonl", {}, "('none.jsonl' cannot be found); the names are"),
         ("truthfullqa", {}, "did you mean truthfulqa? the names are facts, cov"),
         ("facts", {"ground": 0}, "ground must be 1 or more, got 0"),
-        ("facts", {"test": -1}, "test must be 1 or more, got -1"),
         ("facts", {"rule": "some"}, "rule must be one of answered, all, got"),
     ],
 )

@@ -37,11 +37,7 @@ class Angles:
 
     id = "angles"
 
-    def __init__(self):
-        self.seen = []
-
     def embed(self, texts):
-        self.seen += texts
         angles = np.radians([float(text.split()[-1].strip("?")) for text in texts])
         return torch.tensor(np.stack([np.cos(angles), np.sin(angles)], 1))
 
@@ -68,34 +64,12 @@ FOUR, FIVE = "red green blue grey", "red green blue grey white"
             {},
             ("answer equal", 1),
         ),
-        (SHORT, ("b1", "It is red all over then."), {}, ("answer overlap", 0.833)),
         ("at 0", "here 20", {"embedder": ANGLES}, ("question cosine", 0.94)),  # cos 20°
         ("at 0", "here 20", {"embedder": ANGLES, "cosine": 0.95}, None),
     ],
 )
 def test_texts_are_near_by_the_surest_kind_that_holds(ground, test, options, found):
     assert near([ground], [test], **options) == ([("s0", "e0", *found)] if found else [])
-
-
-def test_equal_texts_are_embedded_once():
-    embedder = Angles()
-    near(["at 0", "at 0"], ["here 90", "here 90", "here 45"], embedder)
-    assert sorted(embedder.seen) == ["at 0", "here 45", "here 90"]
-
-
-def test_overlap_finds_every_pair_that_comparing_all_of_them_finds():
-    words = np.array(["red", "green", "blue", "grey", "white", "black"])
-    random = np.random.default_rng(0)
-    texts = [" ".join(random.choice(words, 4)) for _ in range(60)]
-    sets = [[set(text.split()) for text in side] for side in (texts[:23], texts[23:])]
-    expected = {
-        (f"s{i}", f"e{j}")
-        for i, one in enumerate(sets[1])
-        for j, other in enumerate(sets[0])
-        if len(one & other) / len(one | other) >= 0.5
-    }
-    found = near(texts[:23], texts[23:], overlap=0.5)
-    assert {(sample, example) for sample, example, _, _ in found} == expected != set()
 
 
 @pytest.mark.parametrize("options", [{"cosine": 0.0}, {"overlap": 1.1}])
@@ -122,21 +96,17 @@ def test_a_line_of_results_counts_samples_and_holds_the_nearest():
     )
 
 
-def test_the_nearest_ten_are_kept_and_long_texts_are_cut():
+def test_the_nearest_ten_are_kept_and_long_texts_are_shortened():
     made = benchmark([f"do cats {'fly ' * 40}"], [f"do cats {'fly ' * 40}"] * 12)
     line = leak_line(made, None)
-    assert line.counts["leaking"] == 12
-    assert len(line.nearest) == 10
+    assert (line.counts["leaking"], len(line.nearest)) == (12, 10)
     (text,) = {text for one in line.nearest for text in one.texts}
     assert (len(text), text[-1]) == (100, "…")
 
 
-def test_the_shipped_facts_do_not_leak_by_text():
-    assert leak_report(read_benchmark("facts")) == []
-
-
-def test_a_test_fact_put_among_the_ground_facts_is_found():
+def test_the_shipped_facts_do_not_leak_by_text_and_a_planted_one_is_found():
     facts = read_benchmark("facts")
+    assert leak_report(facts) == []
     (sample,) = facts.test[:1]
     stolen = Example(sample.question, sample.answers, id="stolen")
     made = Benchmark("facts", "question", (*facts.ground, stolen), facts.test, hash="")

@@ -131,7 +131,6 @@ FILES = {
     "simpleqa/simpleqa_every4": [{"problem": f"Who won {n}?"} for n in range(1_082)],
     "popqa/popqa_1k": [{"question": f"What is pop {n}?"} for n in range(1_000)],
 }
-UNRELATED = {"unrelated": 600}
 
 
 def write(folder, stem, rows):
@@ -197,19 +196,10 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
         {"question": "Are bats blind?", "id": None},  # an example answers it
     ]
     read = read_benchmark(user_files(tmp_path, rows))
-    assert regimes_of(read) == {
-        "exact": 4,
-        "paraphrase": 1,
-        "near miss": 1,
-        "styled": 1,
-        "double": 1,
-        "unrelated": 1,
-    }
-    assert (
-        read.counts["repeated question"]
-        == read.counts["no example meant, but one answers"]
-        == 1
-    )
+    once = ("paraphrase", "near miss", "styled", "double", "unrelated")
+    assert regimes_of(read) == {"exact": 4} | dict.fromkeys(once, 1)
+    assert read.counts["repeated question"] == 1
+    assert read.counts["no example meant, but one answers"] == 1
     double = next(sample for sample in read.test if sample.probe.regime == "double")
     assert [one.id for one in double.probe.meant] == ["fact-2", "fact-3"]
     assert read.counts["questions"] == 7
@@ -225,14 +215,12 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
         ({"regime": "styled", "id": ""}, "styled has 0 ids"),
         ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),
         ({"id": ["fact-1", "fact-2"]}, "None has 2 ids"),
-        ({"id": {"a": 1}}, "id must be a text"),
         ({"id": ["fact-1", "fact-9"], "regime": "double"}, "no example has the id 'fact-9'"),
     ],
 )
 def test_a_question_that_contradicts_its_regime_is_refused(tmp_path, row, problem):
-    rows = [{"question": "can bats see", "id": "fact-2"}, {"question": "what?", **row}]
     with pytest.raises(ExampleError) as caught:
-        read_benchmark(user_files(tmp_path, rows))
+        read_benchmark(user_files(tmp_path, [{"question": "what?", **row}]))
     assert problem in str(caught.value)
 
 
@@ -245,16 +233,9 @@ def finished(tmp_path_factory, embedder):
         {"question": "does water boil on a mountain", "id": ""},
         {"question": "is air gold", "id": ""},
     ]
-    plan = plan_from(
-        {
-            "models": ["tiny"],
-            "benchmarks": [user_files(folder, rows)],
-            "methods": ["greedy", "rad", "kate"],
-            "max_new_tokens": 4,
-            "settings": {"kate": {"k": 1}},
-            "controls": False,
-        }
-    )
+    table = {"models": ["tiny"], "benchmarks": [user_files(folder, rows)], "controls": False}
+    table |= {"methods": ["greedy", "rad", "kate"], "settings": {"kate": {"k": 1}}}
+    plan = plan_from({**table, "max_new_tokens": 4})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "trueline.engines.transformers.model.load",
@@ -284,7 +265,7 @@ def test_locality_is_the_share_of_answers_that_are_the_plain_models_token_for_to
     assert share(cells["kate"], "unrelated") is None
 
 
-def test_without_a_plain_row_there_is_no_locality(finished):
+def test_without_a_plain_row_locality_is_unknown(finished):
     lines = read_written(finished / "results.jsonl")[0]
     plain = next(line.cell for line in lines if getattr(line, "is_plain", False))
     others = [line for line in lines if getattr(line, "cell", "") != plain]
