@@ -64,8 +64,8 @@ class Chat:
         """Answer a question or carry out a command."""
         command, _, rest = line[1:].partition(" ")
         if not line.startswith("/"):
-            if self.space is not None and self.space.current() is not self.space:
-                self.use(self.method.name, self.space.current(), self.method.settings())
+            if self.space is not None and (newest := self.space.current()) is not self.space:
+                self.use(self.method.name, newest, self.method.settings())
             self.answer = self.write(self.method, line, self.turns)
             self.turns.append((line, self.answer.text))
         elif action := getattr(self, f"do_{command}", None):

@@ -13,7 +13,7 @@ import msgspec
 from trueline.cli import options, screen
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
-from trueline.examples import as_record, check_meant, read_asked
+from trueline.examples import as_record, read_asked
 from trueline.session import check_parts
 from trueline.text import counted, shown
 
@@ -380,7 +380,6 @@ def tune(
         space.tune({})
         facts, lines = dict[str, Any](tuned=None), [f"{folder}: {state}"]
     else:
-        check_meant(rows or (), {example.id for example in space.examples}, str(questions))
         with screen.progress_bars("questions", f"opening {folder}") as progress:
             from trueline.corrective.tune import tune as fit
 
