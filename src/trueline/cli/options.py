@@ -39,34 +39,31 @@ class FlagEnvvarOption(click.Option):
         return os.environ.get(f"{ctx.auto_envvar_prefix}_{flag}") or None
 
 
-class _PathType(click.Path):
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not os.fspath(value):  # which pathlib takes for the current folder
-            self.fail("it is empty; name a file or a folder.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-PATH = _PathType(path_type=Path)
+PATH = click.Path()
 
 
 def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse an empty text, and one that is not Unicode; set for every option and argument."""
+    """Refuse an empty text, and one that is not Unicode; paths become a Path.
+
+    It is the callback of every option and argument that has no other.
+    """
+    is_path = isinstance(param.type, click.Path)
     for text in value if isinstance(value, tuple) else (value,):
-        if text == "":
+        if text == "":  # pathlib takes it for the current folder
             raise click.BadParameter("it is empty; give a value or leave it out.", ctx, param)
-        if isinstance(text, str) and has_half_character(text):
+        if isinstance(text, str) and not is_path and has_half_character(text):
             raise click.BadParameter(f"it is not valid UTF-8: {shown(text)}.", ctx, param)
-    return value
+    return Path(value) if is_path and value is not None else value
 
 
 def check_questions(_ctx: Any, _param: Any, value: Any) -> Any:
     """Refuse what the library refuses as a question, before anything is opened."""
     from trueline.prompts import check_question
 
-    for number, question in enumerate(value if isinstance(value, tuple) else (), 1):
-        check_question(question, f"question {number}")
     if isinstance(value, str):
         check_question(value)
+    for number, question in enumerate(value if isinstance(value, tuple) else (), 1):
+        check_question(question, f"question {number}")
     return value
 
 

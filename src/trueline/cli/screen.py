@@ -117,7 +117,7 @@ def tell(text: str, style: str = "") -> None:
         note(text)
         return
     for line in _wrapped(text):
-        write((styled(line, style) if style else line) + "\n")
+        write(styled(line, style) + "\n")
 
 
 def _wrapped(text: str) -> Iterator[str]:
@@ -129,8 +129,8 @@ def _wrapped(text: str) -> Iterator[str]:
 
 
 def styled(text: str, style: str) -> str:
-    """Text in a style of `_STYLES` if the terminal has colours."""
-    if not is_screen(sys.stdout) or os.environ.get("NO_COLOR"):
+    """Text in a style of `_STYLES`, if there is one and the terminal has colours."""
+    if not (text and style) or not is_screen(sys.stdout) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
