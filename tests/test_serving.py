@@ -55,14 +55,6 @@ def ask(client, model=GROUNDED, messages=BATS, trueline=None, **options):
     return client.chat.completions.create(model=model, messages=messages, **extra, **options)
 
 
-def refused(call, kind=openai.BadRequestError):
-    with pytest.raises(kind) as caught:
-        call()
-    error = caught.value
-    assert set(error.body) == {"message", "type", "param", "code"}
-    return error
-
-
 def test_every_space_and_method_is_a_model_name(client):
     names = [model.id for model in client.models.list()]
     assert names[:2] == [GROUNDED, PLAIN]
@@ -70,7 +62,9 @@ def test_every_space_and_method_is_a_model_name(client):
     assert f"{GROUNDED}+rad" not in names  # the space has no entries
     assert client.models.retrieve(GROUNDED).id == GROUNDED
     for call in (lambda: client.models.retrieve("gpt-4"), lambda: ask(client, "gpt-4")):
-        assert refused(call, openai.NotFoundError).code == "model_not_found"
+        with pytest.raises(openai.NotFoundError) as caught:
+            call()
+        assert caught.value.code == "model_not_found"
 
 
 def test_a_chat_is_what_the_library_generates_with_sources_and_usage(client, lm, corrective):
@@ -143,14 +137,11 @@ def test_a_trace_has_every_token_and_the_scope_and_sources_can_be_left_out(clien
     assert ask(client, max_tokens=4, trueline={"sources": False}).trueline["sources"] == []
 
 
-def test_the_request_overrides_the_model_name(client, lm, corrective):
+def test_the_request_overrides_the_model_name(client):
     by_name = ask(client, f"{GROUNDED}+lookup", max_tokens=12)
     by_extra = ask(client, PLAIN, max_tokens=12, trueline={"method": "lookup"})
     assert by_name.choices[0].message.content == by_extra.choices[0].message.content
     assert by_extra.trueline["space"] == "facts"
-    none = ask(client, max_tokens=8, trueline={"strength": 0})
-    plain = ask(client, PLAIN, max_tokens=8)
-    assert none.choices[0].message.content == plain.choices[0].message.content
     declined = ask(client, max_tokens=30, trueline={"only_covered": True, "threshold": 1})
     assert declined.choices[0].message.content.startswith("I do not know")
     assert declined.trueline["covered"] is False
@@ -158,40 +149,24 @@ def test_the_request_overrides_the_model_name(client, lm, corrective):
     assert dola.trueline["method"] == "dola"
 
 
-def test_the_question_of_a_request_can_be_another_than_its_last_turn(client, lm, corrective):
-    messages = [{"role": "user", "content": "Tell me."}]
-    named = ask(
-        client, messages=messages, max_tokens=12, trueline={"question": "Do fish sleep?"}
-    )
-    given = replace(read_messages(messages), asked="Do fish sleep?")
-    alone = tl.generate(lm, corrective, given, max_new_tokens=12)
-    assert named.choices[0].message.content == alone.text
-    assert named.trueline["question"] == "Do fish sleep?"
-    bare = ask(client, messages=messages, max_tokens=12)
-    assert named.usage.prompt_tokens == bare.usage.prompt_tokens
-
-
-def test_messages_of_every_kind_of_text_are_read(client, lm, corrective):
+def test_messages_of_every_kind_of_text_are_read_and_drawn_by_the_seed(client, lm, corrective):
     talk = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "Is gold a metal?"},
         {"role": "assistant", "content": "Yes.", "refusal": None, "tool_calls": []},
         {"role": "user", "content": [{"type": "text", "text": "Does gold rust?"}]},
     ]
     plain = [
-        {"role": {"developer": "system"}.get(one["role"], one["role"]), "content": text}
-        for one, text in zip(talk, ["Be brief.", "Is gold a metal?", "Yes.", "Does gold rust?"])
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "Does gold rust?"},
     ]
-    alone = tl.generate(lm, corrective, messages=plain, max_new_tokens=12)
-    assert ask(client, messages=talk, max_tokens=12).choices[0].message.content == alone.text
-
-
-def test_draws_go_by_the_seed_and_the_choice(client, lm, corrective):
-    options = {"max_new_tokens": 10, "temperature": 1.0, "top_p": 0.9}
-    given = [read_messages(BATS)] * 2
-    alone = tl.generate(lm, corrective, given, seed=7, **options)
-    drawn = ask(client, max_tokens=10, temperature=1, top_p=0.9, seed=7, n=2)
-    assert [one.message.content for one in drawn.choices] == [one.text for one in alone]
+    given = replace(read_messages(plain), asked="Do fish sleep?")
+    drawn = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+    alone = tl.generate(lm, corrective, [given] * 2, max_new_tokens=12, **drawn)
+    question = {"question": "Do fish sleep?"}
+    answer = ask(client, messages=talk, max_tokens=12, n=2, trueline=question, **drawn)
+    assert [one.message.content for one in answer.choices] == [one.text for one in alone]
+    assert answer.trueline["question"] == "Do fish sleep?"
 
 
 def test_an_answer_ends_before_a_stop_string_or_at_its_length(client):
@@ -207,8 +182,9 @@ def test_an_answer_ends_before_a_stop_string_or_at_its_length(client):
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3)
 
 
-def test_log_probabilities_of_a_chat_are_those_of_the_method(client, lm, corrective):
-    answer = ask(client, max_tokens=6, logprobs=True, top_logprobs=3)
+def test_a_chat_has_log_probabilities_and_neutral_values_change_nothing(client):
+    neutral = {"logit_bias": {}, "tools": [], "response_format": {"type": "text"}, "user": "me"}
+    answer = ask(client, max_tokens=6, logprobs=True, top_logprobs=3, **neutral)
     content = answer.choices[0].logprobs.content
     assert "".join(one.token for one in content) == answer.choices[0].message.content
     for one in content:
@@ -256,67 +232,41 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
     assert answer.usage.prompt_tokens == sum(a.prompt_tokens for a in alone)
 
 
-UNSUPPORTED = [
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"stream": True, "stream_options": {"made_up": 1}}, "stream_options.made_up"),
-    ({"made_up": 1}, "made_up"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0].type",
-    ),
-]
-INVALID = [
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"n": 0}, "n"),
-    ({"top_p": 2}, "top_p"),
-    ({"max_tokens": 10**9}, "max_tokens"),
-    ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"stop": [""]}, "stop"),
-    ({"trueline": {"strength": 7}}, "trueline.strength"),
-    ({"trueline": {"method": "magic"}}, "trueline.method"),
-    ({"trueline": {"settings": {"tau": 1}}}, "trueline.tau"),
-    ({"messages": [{"role": "user", "content": " "}]}, None),
-]
-OTHER = [
+WRONG = [
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"messages": [{"role": "tool"}]}, "messages[0].role", "unsupported_parameter"),
+    ({"stream_options": {"x": 1}}, "stream_options.x", "unsupported_parameter"),
     ({"n": "two"}, "n", "invalid_type"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
+    ({"messages": [{"role": "user", "content": " "}]}, None, "invalid_value"),
+    (
+        {"messages": [{"role": "user", "content": "a b " * 4000}]},
+        None,
+        "context_length_exceeded",
+    ),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 99}, "n", "invalid_value"),
+    ({"top_p": 2}, "top_p", "invalid_value"),
+    ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+    ({"trueline": {"strength": 7}}, "trueline.strength", "invalid_value"),
+    ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
+    ({"trueline": {"space": "none"}}, "trueline.space", "space_not_found"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("given", "param", "code"),
-    [
-        *((*one, "unsupported_parameter") for one in UNSUPPORTED),
-        *((*one, "invalid_value") for one in INVALID),
-        *OTHER,
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("given", "param", "code"), WRONG, ids=str)
 def test_a_wrong_parameter_is_refused_by_its_name(running, given, param, code):
     with running.http() as http:
         body = {"model": GROUNDED, "messages": BATS, **given}
         answer = http.post("/v1/chat/completions", json=body)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+    assert (error["param"], error["code"]) == (param, code)
+    assert answer.status_code == (404 if code == "space_not_found" else 400)
     assert error["type"] == "invalid_request_error"
     assert error["message"]
-
-
-def test_values_that_change_nothing_are_accepted(client):
-    neutral = {"presence_penalty": 0, "logit_bias": {}, "tools": [], "store": False}
-    neutral |= {"response_format": {"type": "text"}, "seed": 3, "top_p": 1, "user": "somebody"}
-    ask(client, max_tokens=2, n=1, **neutral)
-
-
-def test_an_unknown_space_is_404_and_a_long_prompt_400(client):
-    error = refused(lambda: ask(client, trueline={"space": "none"}), openai.NotFoundError)
-    assert (error.code, error.param) == ("space_not_found", "trueline.space")
-    long = [{"role": "user", "content": "bats and " * 2000}]
-    error = refused(lambda: ask(client, messages=long))
-    assert error.code == "context_length_exceeded"
 
 
 def test_health_and_metrics_are_shown(running, client):
@@ -328,32 +278,12 @@ def test_health_and_metrics_are_shown(running, client):
     for name in (
         'trueline_requests_total{route="/v1/chat/completions",status="200"}',
         "trueline_tokens_total",
-        "trueline_first_token_seconds_count",
         "trueline_between_tokens_seconds_count",
-        "trueline_scope_seconds_count",
         "trueline_batch_rows_count",
         'trueline_answers_total{covered="true",model="smollm2-135m+facts"}',
         "trueline_rows_waiting 0.0",
     ):
         assert name in text, name
-
-
-def test_what_another_process_commits_is_in_the_next_answer(client, folder):
-    """The server is a process of its own, so this one is another."""
-    messages = [{"role": "user", "content": "Do zebras have stripes?"}]
-    given = {"messages": messages, "max_tokens": 12, "trueline": {"trace": True}}
-    before = ask(client, **given)
-    zebra = tl.Example("Do zebras have stripes?", ["Zebras have stripes."], id="zebra")
-    changed = tl.open(folder).add([zebra])
-    after = ask(client, **given)
-    changed.remove("zebra")
-    again = ask(client, **given)
-    near = [
-        [one["example"] for one in each.trueline["scope"]] for each in (before, after, again)
-    ]
-    assert ["zebra" in names for names in near] == [False, True, False]
-    assert after.trueline["state"] == changed.state.sha256[:12]
-    assert again.choices == before.choices
 
 
 def test_each_request_is_one_line_of_json_without_its_text(running, client):
