@@ -245,9 +245,9 @@ def test_what_cannot_be_tuned_by_is_one_error_and_changes_nothing(
 
 
 def test_the_demo_asks_what_the_shipped_facts_know():
-    from trueline.examples import check_meant, read_asked, read_examples
+    from trueline.examples import check_meant, read_examples, read_labeled
 
-    rows = read_asked(Path(__file__).parent.parent / "examples" / "questions.jsonl")
+    rows = read_labeled(Path(__file__).parent.parent / "examples" / "questions.jsonl")
     check_meant(rows, {example.id for example in read_examples("facts")}, "the demo")
     assert sum(bool(one.id) for one in rows) >= 5
     assert sum(not one.id for one in rows) >= 4

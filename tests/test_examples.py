@@ -139,7 +139,7 @@ def test_the_usual_column_names_need_no_mapping(wrong):
 
 
 ANSWERS = {  # a row, the options, and its answers
-    "a blank first choice": ({"answers": "", "answer": "Yes."}, {}, ("Yes.",)),
+    "an empty first choice": ({"answers": "", "answer": "Yes."}, {}, ("Yes.",)),
     "nothing is split or stripped": ({"answers": " a; b, c\nd "}, {}, (" a; b, c\nd ",)),
     "a list in a cell": ({"answers": '["a", "b"]'}, {}, ("a", "b")),
     "separator": ({"answers": "a; b ;  ; c;"}, {"separator": "; "}, ("a", "b", "c")),
@@ -186,14 +186,14 @@ COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the me
     "no such column": (
         [GUM],
         {"question": "Titel"},
-        "has no column 'Titel' for question; its columns are 'question', 'answers'; say which "
-        "hold them: columns={'question': 'question'}",
+        "has no column 'Titel' for question; its columns are 'question', 'answers'; name "
+        "the right ones: columns={'question': 'question'}",
     ),
     "other names": (
         "Question,Reply\na,b\n",
         None,
         "has no column 'question' and no column 'answers' or 'answer'; its columns are "
-        "'Question', 'Reply'; say which hold them: "
+        "'Question', 'Reply'; name the right ones: "
         "columns={'question': 'Question', 'answers': 'Reply'}",
     ),
     "none is left": (
@@ -395,10 +395,10 @@ def test_the_shipped_facts_have_names(source, count):
 
 def test_a_hub_name_goes_to_datasets_with_its_split_and_config(monkeypatch):
     arrow = pytest.importorskip("pyarrow")
-    asked = []
+    calls = []
 
     def load_dataset(*names, split):
-        asked.append((*names, split))
+        calls.append((*names, split))
         tables = SimpleNamespace(iter=lambda size: [arrow.Table.from_pylist([GUM])])
         return SimpleNamespace(with_format=lambda form: tables)
 
@@ -408,7 +408,7 @@ def test_a_hub_name_goes_to_datasets_with_its_split_and_config(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "datasets", fake)
     (read,) = read_examples("owner/Name-2.5", split="test", config="small")
-    assert asked == [("owner/Name-2.5", "small", "test")]
+    assert calls == [("owner/Name-2.5", "small", "test")]
     assert read.question == GUM["question"]
 
 

@@ -160,7 +160,7 @@ def test_messages_of_every_kind_of_text_are_read_and_drawn_by_the_seed(client, l
         {"role": "assistant", "content": "Yes."},
         {"role": "user", "content": "Does gold rust?"},
     ]
-    given = replace(read_messages(plain), asked="Do fish sleep?")
+    given = replace(read_messages(plain), question_text="Do fish sleep?")
     drawn = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
     alone = tl.generate(lm, corrective, [given] * 2, max_new_tokens=12, **drawn)
     question = {"question": "Do fish sleep?"}

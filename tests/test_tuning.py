@@ -10,7 +10,7 @@ from trueline.corrective import tune as tuning
 from trueline.corrective.scope import MeasuredScope, ScopeModel
 from trueline.corrective.tune import FEWEST, share_of, tune
 from trueline.errors import ExampleError, SettingError
-from trueline.examples import AskedQuestion
+from trueline.examples import UserQuestion
 from trueline.types import ScopedExample
 
 FITTED = 0.7
@@ -43,7 +43,7 @@ def scope(monkeypatch):
 
 
 def questions(*pairs):
-    return [AskedQuestion(question, id) for question, id in pairs]
+    return [UserQuestion(question, id) for question, id in pairs]
 
 
 def test_other_examples_only_raise_the_threshold(space, scope):

@@ -34,11 +34,11 @@ class ExampleError(TruelineError, ValueError):
 
 
 class ColumnError(ExampleError):
-    """A file has other columns than those that are read; `say` suggests which to read."""
+    """A file has other columns than those that are read; `guesses` are those to read."""
 
-    def __init__(self, problem: str, say: Mapping[str, str]) -> None:
-        super().__init__(f"{problem}; say which hold them: columns={dict(say)}")
-        self.problem, self.say = problem, say
+    def __init__(self, problem: str, guesses: Mapping[str, str]) -> None:
+        super().__init__(f"{problem}; name the right ones: columns={dict(guesses)}")
+        self.problem, self.guesses = problem, guesses
 
 
 class ModelError(TruelineError):

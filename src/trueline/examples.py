@@ -382,7 +382,7 @@ _TABLES = tuple(ending for ending, reader in _FORMATS.items() if reader)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedQuestion:
+class UserQuestion:
     """A user's question, and the id of the example that answers it."""
 
     question: str
@@ -391,18 +391,18 @@ class AskedQuestion:
     also: tuple[str, ...] = ()  # ids of the other examples that a double question means
 
 
-def read_questions(path: Path, *, needs_ids: bool) -> list[AskedQuestion]:
-    """Read a file of questions, one a line, or a table of them as `read_asked` does."""
+def read_questions(path: Path, *, needs_ids: bool) -> list[UserQuestion]:
+    """Read a file of questions, one a line, or a table of them as `read_labeled` does."""
     if _format(path) in _TABLES:
-        return read_asked(path, needs_ids=needs_ids)
+        return read_labeled(path, needs_ids=needs_ids)
     lines = files.read_text(path, "--file").split("\n")
-    questions = [AskedQuestion(line.strip()) for line in lines if line.strip()]
+    questions = [UserQuestion(line.strip()) for line in lines if line.strip()]
     if not questions:
         raise ExampleError(f"{path} holds no questions; write one a line")
     return questions
 
 
-def read_asked(path: Path, *, needs_ids: bool = True) -> list[AskedQuestion]:
+def read_labeled(path: Path, *, needs_ids: bool = True) -> list[UserQuestion]:
     """Read a table with the columns `question` and `id`; bad rows are all named.
 
     If no ids are needed, `question` is the only column that is read.
@@ -423,7 +423,7 @@ def holds_questions(path: Path) -> bool:
     return any("id" in row and not {"answers", "answer"} & row.keys() for row in rows)
 
 
-def check_meant(questions: Sequence[AskedQuestion], known: Collection[str], where: str) -> None:
+def check_meant(questions: Sequence[UserQuestion], known: Collection[str], where: str) -> None:
     """Refuse ids that no example has, with names near to them."""
     meant = [(row.question, id) for row in questions for id in (row.id, *row.also) if id]
     if unknown := [(question, id) for question, id in meant if id not in known]:
@@ -436,7 +436,7 @@ def check_meant(questions: Sequence[AskedQuestion], known: Collection[str], wher
         )
 
 
-def _question(row: Row | str, needs_ids: bool) -> AskedQuestion | str:
+def _question(row: Row | str, needs_ids: bool) -> UserQuestion | str:
     """The question in a row, or what is wrong with it."""
     if isinstance(row, str):
         return row
@@ -462,7 +462,7 @@ def _question(row: Row | str, needs_ids: bool) -> AskedQuestion | str:
             "unrelated mean no example, double one or more, the others one"
         )
     first, *others = ids or [""]
-    return AskedQuestion(question.strip(), first, regime, tuple(others))
+    return UserQuestion(question.strip(), first, regime, tuple(others))
 
 
 def _text_of_id(cell: Any) -> Any:

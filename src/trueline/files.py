@@ -128,7 +128,7 @@ def capped_lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
 
 
 @contextmanager
-def scratch_beside(path: Path) -> Iterator[Path]:
+def scratch_file(path: Path) -> Iterator[Path]:
     """An empty file in the folder of `path`, which is removed after the block."""
     name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]  # of a name of any length
     scratch = path.with_name(f".{name}.{os.getpid()}-{threading.get_ident()}.tmp")
@@ -143,7 +143,7 @@ def scratch_beside(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file that replaces `path` after the block; an error leaves `path` unchanged."""
-    with scratch_beside(path) as scratch:
+    with scratch_file(path) as scratch:
         yield scratch
         sync(scratch)
         os.replace(scratch, path)

@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from importlib.resources import files
 from os.path import commonprefix
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
@@ -88,7 +88,7 @@ class Prompt:
         """Whether it goes through the tokenizer's chat template."""
         if self.chat and not tokenizer.chat_template:
             raise SettingError(
-                "the prompt asks for a chat template, this tokenizer has none; leave chat=None"
+                "the prompt needs a chat template, this tokenizer has none; leave chat=None"
             )
         return bool(tokenizer.chat_template) if self.chat is None else self.chat
 
@@ -110,7 +110,7 @@ def prompt_sets(layout: Layout = "lines") -> dict[str, PromptSet]:
     In the layout `one-line` question and answer share a line in every prompt, as the paper
     prints them; in `lines` only in the bare one.
     """
-    text = (files("trueline") / "prompts.toml").read_text("utf-8")
+    text = Path(__file__).with_name("prompts.toml").read_text("utf-8")
     return {
         task: PromptSet(
             Prompt(given["base" if layout == "lines" else "one_line"]),
@@ -126,8 +126,8 @@ def prompts_with(base: Prompt) -> PromptSet:
     """The set a base prompt belongs to; any other prompt takes the rest from `question`."""
     sets = [one for layout in LAYOUTS for one in prompt_sets(layout).values()]
     own = (one for one in sets if one.base.template == base.template)
-    found = next(own, prompt_sets()["question"])
-    return replace(found, base=base, bare=replace(base, template=found.bare.template))
+    given = next(own, prompt_sets()["question"])
+    return replace(given, base=base, bare=replace(base, template=given.bare.template))
 
 
 def check_text(text: object, what: str) -> None:
@@ -162,14 +162,14 @@ def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
     as ordinary text, and the control tokens of the rest as what they are.
     """
     controls = _control_tokens(tokenizer)
-    found = []
+    spelled = []
 
     def look(text: str) -> str:
-        found.extend(controls.findall(text))
+        spelled.extend(controls.findall(text))
         return text
 
     whole = render(look)
-    if not found:
+    if not spelled:
         return [whole]
     mark = _SPLIT * (whole.count(_SPLIT) + 1)  # longer than any in the texts
     first = re.compile(f"(?s)(?={controls.pattern}).")  # of every token, overlapping or not
@@ -238,7 +238,7 @@ class Conversation:
     messages: tuple[tuple[str, str], ...]  # (role, content)
     prompt: Prompt | None = None  # its system message comes first, user messages fill it
     before: str = ""  # comes before the last user message
-    asked: str | None = None  # the question, if it is not the whole last user message
+    question_text: str | None = None  # if it is not the whole last user message
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1][0] != "user":
@@ -250,7 +250,7 @@ class Conversation:
     @property
     def question(self) -> str:
         """The last user message, or what was given as the question of it."""
-        return self.messages[-1][1] if self.asked is None else self.asked
+        return self.messages[-1][1] if self.question_text is None else self.question_text
 
     @property
     def hash(self) -> str:

@@ -1,6 +1,6 @@
 """Types and ranges of settings, checked in one place; numbers of NumPy; `alpha=0.3` read.
 
-The annotations of a class say what its settings may be:
+The annotations of a class are the types and ranges of its settings:
 
     alpha: Annotated[float, Between(0, 1)] = 0.5
     fusion: Literal["add", "mix"] = "add"

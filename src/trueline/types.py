@@ -200,7 +200,7 @@ class Source:
     example: str  # its id
     question: str
     answer: str  # the one of its answers with most votes
-    source: str  # where its author found it
+    source: str  # where it comes from
     share: float  # of the answer's tokens that were picked with its votes
     probability: float  # that it answers the question
 
@@ -275,7 +275,7 @@ class Answer:
     def explain(
         self, beside: Answer | None = None, *, settings: Mapping[str, Any] | None = None
     ) -> Explanation:
-        """Why it says what it says, optionally next to the greedy answer to its question.
+        """Why it has these words, optionally next to the greedy answer to its question.
 
         `settings` are shown unchanged: the model, alpha, or what else is worth knowing.
         """

@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path):
 def test_a_link_planted_beside_a_file_is_not_followed(tmp_path):
     path, victim = tmp_path / "page.html", tmp_path / "victim"
     victim.write_text("precious", "utf-8")
-    with files.scratch_beside(path) as scratch:
+    with files.scratch_file(path) as scratch:
         name = scratch.name
     os.symlink(victim, tmp_path / name)
     files.write_text(path, "new")

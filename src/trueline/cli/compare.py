@@ -18,7 +18,7 @@ from trueline.cli.options import (
 )
 from trueline.cli.screen import print_answers, print_json, print_table, progress_bars, tell
 from trueline.errors import SettingError
-from trueline.examples import AskedQuestion, check_meant, read_examples, read_questions
+from trueline.examples import UserQuestion, check_meant, read_examples, read_questions
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
 from trueline.session import check_parts
 
@@ -73,7 +73,7 @@ def compare(
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
     options = AnswerOptions(given)
-    rows = [AskedQuestion(text.strip()) for text in questions]
+    rows = [UserQuestion(text.strip()) for text in questions]
     rows += [] if file is None else read_questions(file, needs_ids=True)
     if not rows:
         raise SettingError("there is no question; give some as arguments or with --file")
@@ -120,7 +120,7 @@ def compare(
     )
 
 
-def _meant(rows: Sequence[AskedQuestion], space: Path | None) -> list[Example | None]:
+def _meant(rows: Sequence[UserQuestion], space: Path | None) -> list[Example | None]:
     """The example that answers each question; an id that no example has is refused."""
     if not any(row.id for row in rows):
         return [None] * len(rows)

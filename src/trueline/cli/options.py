@@ -285,5 +285,5 @@ def columns_as_flags() -> Iterator[None]:
     try:
         yield
     except ColumnError as error:
-        flags = " ".join(f"--column {f}={quote(name)}" for f, name in error.say.items())
+        flags = " ".join(f"--column {f}={quote(name)}" for f, name in error.guesses.items())
         raise ExampleError(f"{error.problem}; say which hold them:\n  {flags}") from error

@@ -13,7 +13,7 @@ import msgspec
 from trueline.cli import options, screen
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
-from trueline.examples import as_record, read_asked
+from trueline.examples import as_record, read_labeled
 from trueline.session import check_parts
 from trueline.text import counted, shown
 
@@ -370,7 +370,7 @@ def tune(
     """
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only removes the tuned settings")
-    rows = None if questions is None else read_asked(questions)
+    rows = None if questions is None else read_labeled(questions)
     check_parts((), space=folder, embedder=embedder)
     from trueline.space import read_space  # imports torch
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from trueline.corrective.scope import find_scope, has_same_words, model_for, scope_models
 from trueline.errors import SettingError
-from trueline.examples import AskedQuestion, check_meant
+from trueline.examples import UserQuestion, check_meant
 from trueline.settings import Between, check_value, plain
 from trueline.space import GroundingSpace
 from trueline.types import Example, OnProgress
@@ -74,7 +74,7 @@ class Tuning:
 
 def tune(
     space: GroundingSpace,
-    questions: Sequence[AskedQuestion] | None = None,
+    questions: Sequence[UserQuestion] | None = None,
     *,
     false_scope: float = FALSE_SCOPE,
     progress: OnProgress | None = None,
@@ -93,7 +93,7 @@ def tune(
         if len(examples) < 2:
             raise SettingError("the space has only one example; give questions")
         some = Random(0).sample(range(len(examples)), min(_MOST, len(examples)))
-        tried = [AskedQuestion(examples[n].question, examples[n].id) for n in sorted(some)]
+        tried = [UserQuestion(examples[n].question, examples[n].id) for n in sorted(some)]
     elif not (tried := list(questions or ())):
         raise SettingError("there are no questions; leave them out to tune by the examples")
     check_meant(tried, {example.id for example in examples}, "the questions")
@@ -143,7 +143,7 @@ def share_of(found: int, n: int) -> Share:
 
 
 def _trial(
-    space: GroundingSpace, question: AskedQuestion, is_own: bool
+    space: GroundingSpace, question: UserQuestion, is_own: bool
 ) -> tuple[float | None, FalseScope]:
     """At which probabilities a question brings its example, and a wrong one, into scope.
 

@@ -89,7 +89,7 @@ def _chat_input(body: ChatBody) -> Input:
     check_question(given.question, "the last user message")
     if question is not None:
         check_question(question, "trueline.question")
-        given = replace(given, asked=question)
+        given = replace(given, question_text=question)
     return given, sum(len(text) for _, text in given.messages)
 
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trueline.errors import ExampleError, SettingError
-from trueline.examples import check_meant, holds_questions, read_asked, read_examples, to_lines
+from trueline.examples import (
+    check_meant,
+    holds_questions,
+    read_examples,
+    read_labeled,
+    to_lines,
+)
 from trueline.lab.benchmarks import paper, regimes
 from trueline.lab.benchmarks.tables import Pools, row_of
 from trueline.lab.samples import Benchmark, Sample, Task
@@ -175,7 +181,7 @@ def _read_files(
         sides = (read_examples(file, columns=columns) for file in (first, second))
         ground_rows, test_rows = (list(map(row_of, side)) for side in sides)
         return Pools(ground_rows, test_rows)
-    examples, questions = read_examples(first), read_asked(second)
+    examples, questions = read_examples(first), read_labeled(second)
     check_meant(questions, {example.id for example in examples}, str(second))
     probes = [
         regimes.ProbeQuestion(

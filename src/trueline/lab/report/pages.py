@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, get_args
 
 from trueline.errors import SettingError
-from trueline.files import open_regular, reason, scratch_beside, sync
+from trueline.files import open_regular, reason, scratch_file, sync
 from trueline.lab.findings import (
     NOT_AN_EFFECT,
     WITHOUT,
@@ -357,7 +357,7 @@ def write_files(
         with ExitStack() as stack:
             scratches = {}
             for name, content in contents.items():
-                scratches[name] = stack.enter_context(scratch_beside(folder / name))
+                scratches[name] = stack.enter_context(scratch_file(folder / name))
                 scratches[name].write_bytes(content)
                 sync(scratches[name])
             for name, scratch in scratches.items():
