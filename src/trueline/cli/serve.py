@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from trueline.cli.options import PATH, FlagEnvvarOption, device_option, dtype_option, several
+from trueline.cli.options import PATH, FlagEnvvarOption, device_option, dtype_option
 from trueline.cli.screen import note, progress_bars, show
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
@@ -31,7 +31,8 @@ from trueline.settings import read_settings
     help="A grounding space; repeat it for more. The shipped facts if left out.",
 )
 @click.option("--name", help="The model's name in the API; its own name if left out.")
-@several(dtype_option, device_option, into="weights")
+@dtype_option
+@device_option
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -54,31 +55,29 @@ from trueline.settings import read_settings
 @click.option(
     "--cors", multiple=True, metavar="ORIGIN", help="A site whose pages may call this server."
 )
-@several(
-    click.option("--rows", type=int, help="Answers decoded together; 16 if left out."),
-    click.option("--queue", type=int, help="Answers that may wait for a row; 64 if left out."),
-    click.option("--deadline", type=float, help="Seconds for an answer; 300 if left out."),
-    click.option(
-        "--limit",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Any other limit, such as new_tokens=512 or body_bytes=65536.",
-    ),
-    into="limits",
+@click.option("--rows", type=int, help="Answers decoded together; 16 if left out.")
+@click.option("--queue", type=int, help="Answers that may wait for a row; 64 if left out.")
+@click.option("--deadline", type=float, help="Seconds for an answer; 300 if left out.")
+@click.option(
+    "--limit",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other limit, such as new_tokens=512 or body_bytes=65536.",
 )
 @click.option("--log-text", is_flag=True, help="Write questions and answers to the log, too.")
 def serve(
     model: str | None,
     spaces: tuple[str, ...],
     name: str | None,
-    weights: dict[str, Any],
+    dtype: str,
+    device: str | None,
     host: str,
     port: int,
     key_file: Path | None,
     new_key: Literal["user", "admin"] | None,
     cors: tuple[str, ...],
-    limits: dict[str, Any],
     log_text: bool,
+    **limits: Any,
 ) -> None:
     """Serve a model and spaces over an OpenAI-compatible API, with a page to try them.
 
@@ -119,7 +118,7 @@ def serve(
 
         with progress_bars("", "opening the model") as progress, process.one_thread():
             bar = partial(progress, "building the space of the facts")
-            lm, opened = open_spaces(model, spaces, progress=bar, **weights)
+            lm, opened = open_spaces(model, spaces, progress=bar, dtype=dtype, device=device)
         own_key = ""
         if process.is_loopback(host) and not keys.has("admin"):
             own_key, _ = access.new_key("admin")  # nobody edits spaces without a key
