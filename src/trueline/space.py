@@ -233,7 +233,6 @@ class GroundingSpace:
         else:
             made = self if self.folder is None else replace(self)
             made._write(folder, store.state_in(folder))
-        store.clear_others(folder)
 
     def current(self) -> GroundingSpace:
         """The newest state of the folder; the space itself if nothing was committed since."""
@@ -436,8 +435,6 @@ def build(
             space = replace(space, vectors=vectors, entries=rad)._committed("build", len(read))
             if folder:
                 space._write(folder, base)
-    if folder:
-        store.clear_others(folder)
     return space
 
 

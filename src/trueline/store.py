@@ -306,7 +306,7 @@ def commit(
         _write(written, text)
         os.replace(written, folder / NAME)
         files.sync(folder)
-        _remove_others(folder, name)
+        _clear(folder, name)
     return manifest
 
 
@@ -335,16 +335,6 @@ def working(folder: Path | None, plan: str) -> Iterator[Path | None]:
     with _writing(folder), locked(work / "lock", 1.0):
         yield work
         _remove(folder, work)
-
-
-def clear_others(folder: Path) -> None:
-    """Delete what a kill left: work that nobody is doing any more, and old states."""
-    with suppress(OSError, SpaceFormatError), locked(folder / PRIVATE / "lock", 0.0):
-        _remove_others(folder, read_manifest(folder).folder)
-    for work in (folder / PRIVATE).glob("work-*"):
-        if _is_ours(folder, work):
-            with suppress(OSError), locked(work / "lock", 0.0):
-                _remove(folder, work)
 
 
 def resumed(
@@ -429,22 +419,27 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _remove(folder: Path, path: Path) -> None:
-    """Delete what we made at a path in the folder of a space, and nothing else."""
-    if not path.is_symlink():
-        for where, _, names in os.walk(path, topdown=False):
-            for inner in (Path(where, name) for name in names if name != "lock"):
-                if _is_ours(folder, inner):
-                    inner.unlink(missing_ok=True)
-            with suppress(OSError):  # something else is in it
-                os.rmdir(where)
-
-
-def _remove_others(folder: Path, name: str) -> None:
-    """Delete all states of a space but one."""
+def _clear(folder: Path, name: str) -> None:
+    """Delete all states of a space but one, and work that nobody is doing any more."""
     for path in folder.glob("g-*"):
         if path.name != name and _is_ours(folder, path):
             _remove(folder, path)
+    for work in (folder / PRIVATE).glob("work-*"):
+        if _is_ours(folder, work):
+            with suppress(OSError), locked(work / "lock", 0.0):
+                _remove(folder, work)
+
+
+def _remove(folder: Path, path: Path) -> None:
+    """Delete what we made at a path in the folder of a space, and nothing else."""
+    if path.is_symlink():
+        return
+    for where, _, names in os.walk(path, topdown=False):
+        for inner in (Path(where, name) for name in names if name != "lock"):
+            if _is_ours(folder, inner):
+                inner.unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            os.rmdir(where)
 
 
 def _write(path: Path, data: bytes) -> None:
