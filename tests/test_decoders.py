@@ -15,7 +15,7 @@ from trueline.engines.base import ScaledHead, States
 from trueline.errors import SettingError
 from trueline.methods import make_method
 from trueline.methods.base import Rows, Step
-from trueline.methods.layers import distances, latent_knowledge
+from trueline.methods.layers import latent_knowledge
 from trueline.prompts import chat_turn, prompt_sets, prompts_with
 
 LENGTH = 10
@@ -62,16 +62,6 @@ def test_dola_contrasts_with_the_layer_that_is_farthest():
     found = tl.DoLa(candidates=(0, 1), repetition_penalty=1.0).adjust(step).logits[0]
     assert found[:3].tolist() == pytest.approx([math.log(3), math.log(1.5), math.log(1 / 6)])
     assert found[3] == -math.inf
-
-
-def test_the_distance_of_the_code_is_a_mean_over_the_vocabulary():
-    # p = (1/2, 1/2), q = (1/4, 3/4), m = (3/8, 5/8): the mean over two tokens of
-    # m log(m / p) is (3/8 log 3/4 + 5/8 log 5/4) / 2, that of m log(m / q) with 3/2 and 5/6.
-    p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    of_p = (3 * math.log(3 / 4) + 5 * math.log(5 / 4)) / 16
-    of_q = (3 * math.log(3 / 2) + 5 * math.log(5 / 6)) / 16
-    found = distances(p, torch.stack([p, q]), "code")[:, 0].tolist()
-    assert found == pytest.approx([0.0, (of_p + of_q) / 2], abs=1e-7)
 
 
 def test_the_code_and_the_textbook_choose_different_layers():

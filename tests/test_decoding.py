@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 import tiny
@@ -34,23 +33,39 @@ def choose_options(draw):
     )
 
 
+def run(decoding):
+    """The rows that ended, by their ticket."""
+    ended = {}
+    while not decoding.is_idle:
+        ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
+    return ended
+
+
+def submit(decoding, lm, questions=tiny.QUESTIONS, methods=None, **options):
+    """The tickets of requests that differ in question and method."""
+    methods = methods or [tl.Greedy()] * len(questions)
+    return [
+        decoding.submit(make_request(lm, method, question, Sampling(**options)))
+        for question, method in zip(questions, methods)
+    ]
+
+
 class RandomRequests:
     """Makes random requests to one model and the answer each gets alone."""
 
     def __init__(self, architecture, embedder):
         self.lm = tiny.language_model(architecture)
-        self.space = tl.build(self.lm, EXAMPLES, context=8, embedder=embedder)
-
-    @cache  # noqa: B019
-    def method(self, name):
-        method = make_method(name, space=self.space, settings=SETTINGS.get(name, {}))
-        method.check(self.lm)
-        return method
+        space = tl.build(self.lm, EXAMPLES, context=8, embedder=embedder)
+        self.methods = [
+            make_method(name, space=space, settings=SETTINGS.get(name, {}))
+            for name in method_names()
+        ]
+        for method in self.methods:
+            method.check(self.lm)
 
     def request(self, draw):
-        method = self.method(draw.choice(method_names()))
-        question = draw.choice(tiny.QUESTIONS)[: draw.randrange(3, 60)]
-        given = question
+        method = draw.choice(self.methods)
+        given = draw.choice(tiny.QUESTIONS)[: draw.randrange(3, 60)]
         if draw.random() < 0.2 and not (method.needs.own_prompt or method.needs.second_prompt):
             given = TokenContext(tuple(draw.choices(range(5, 300), k=draw.randrange(1, 40))))
         index = draw.randrange(3)
@@ -58,10 +73,8 @@ class RandomRequests:
 
     def alone(self, request):
         decoding = Decoding(self.lm, max_rows=1)
-        decoding.submit(request)
-        while not decoding.is_idle:
-            (row,) = decoding.step()
-        return row.answer()
+        ticket = decoding.submit(request)
+        return run(decoding)[ticket].answer()
 
 
 @pytest.fixture(scope="module")
@@ -108,40 +121,33 @@ def test_waiting_requests_join_together_or_within_so_many_steps(lm, join_within,
     """Of two rows one is free after the second step, the other after the sixth."""
     decoding = Decoding(lm, max_rows=2, join_at=2, join_within=join_within)
     for n, question in zip([6, 2, 2, 2], tiny.QUESTIONS):
-        options = Sampling(max_new_tokens=n)
-        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+        submit(decoding, lm, [question], max_new_tokens=n)
     begun, step = {}, 0
     while not decoding.is_idle:
         step += 1
         for row in decoding.step():
             begun.setdefault(row.ticket, step)
-    assert list(begun.values()) == begun_at
+    assert list(begun.items()) == list(enumerate(begun_at, 1))
 
 
 def test_the_caches_never_hold_more_tokens_than_the_cap(lm):
-    cap = 120
+    cap, most = 120, 0
     decoding = Decoding(lm, max_rows=8, max_cached_tokens=cap)
-    for question in tiny.QUESTIONS * 3:
-        decoding.submit(make_request(lm, tl.CAD(), question, Sampling(max_new_tokens=9)))
-    most = 0
+    submit(decoding, lm, tiny.QUESTIONS * 3, [tl.CAD()] * 15, max_new_tokens=9)
     while not decoding.is_idle:
         decoding.step()
-        if (reading := decoding._cache) is not None:
-            most = max(most, reading.rows * reading.width)
+        if (cache := decoding._cache) is not None:
+            most = max(most, cache.rows * cache.width)
     assert 60 < most <= cap
-    long = make_request(lm, tl.Greedy(), "bats, " * 60, Sampling(max_new_tokens=9))
     with pytest.raises(SettingError, match="room for 120; shorten it"):
-        decoding.submit(long)
+        submit(decoding, lm, ["bats, " * 60], max_new_tokens=9)
 
 
 def test_the_width_of_a_long_running_batch_comes_down_again(lm):
     """A server's batch may never be empty; what pads every row is forgotten all the same."""
-    decoding = Decoding(lm, max_rows=2)
-    widths = []
+    decoding, widths = Decoding(lm, max_rows=2), []
     for turn in range(40):
-        decoding.submit(
-            make_request(lm, tl.Greedy(), tiny.QUESTIONS[turn % 5], Sampling(max_new_tokens=6))
-        )
+        submit(decoding, lm, [tiny.QUESTIONS[turn % 5]], max_new_tokens=6)
         for _ in range(3):
             decoding.step()
             widths.append(decoding._cache.width if decoding._cache else 0)
@@ -150,29 +156,22 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
 
 
 def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
-    options = Sampling(max_new_tokens=6)
     decoding = Decoding(lm, max_rows=2)
-    first, second, third = (
-        decoding.submit(make_request(lm, tl.Greedy(), question, options))
-        for question in tiny.QUESTIONS[:3]
-    )
+    first, second, third = submit(decoding, lm, tiny.QUESTIONS[:3], max_new_tokens=6)
     decoding.step()
     decoding.cancel(first)
     decoding.cancel(third)
     assert (decoding.running, decoding.waiting) == (1, 0)
-    ended = [row for _ in range(5) for row in decoding.step() if row.is_ended]
-    assert [row.ticket for row in ended] == [second]
+    ended = run(decoding)
+    assert [*ended] == [second]
     whole = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS[1], max_new_tokens=6)
-    assert ended[0].answer() == whole
+    assert ended[second].answer() == whole
 
 
 def test_an_answer_has_its_tokens_and_seconds(lm):
-    clock = iter(range(100)).__next__  # a second a look
-    decoding = Decoding(lm, clock=clock)
-    decoding.submit(make_request(lm, tl.Greedy(), "Do fish sleep?", Sampling(max_new_tokens=3)))
-    while not decoding.is_idle:
-        (row,) = decoding.step()
-    answer = row.answer()
+    decoding = Decoding(lm, clock=iter(range(100)).__next__)  # a second a look
+    (ticket,) = submit(decoding, lm, ["Do fish sleep?"], max_new_tokens=3)
+    answer = run(decoding)[ticket].answer()
     assert (answer.new_tokens, answer.first_token_seconds, answer.seconds) == (3, 1, 3)
     assert answer.prompt_tokens == len(tl.Prompt().encode("Do fish sleep?", lm.tokenizer))
 
@@ -264,23 +263,14 @@ class Faulty(tl.Greedy):
         return super().adjust(step)
 
 
-def run(decoding):
-    """The rows that ended, by their ticket."""
-    ended = {}
-    while not decoding.is_idle:
-        ended |= {row.ticket: row for row in decoding.step() if row.is_ended}
-    return ended
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("where", ["complete", "adjust", "prefetch", "run"])
 def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, temperature, lm):
     """Only the row that caused it, if that can be found by trying each row alone."""
     drawn = {"temperature": temperature, "seed": 3} if temperature else {}
-    options, decoding = Sampling(max_new_tokens=6, **drawn), Decoding(lm)
-    methods = [tl.Greedy(), *[Faulty(where=where)] * 2]
-    for question, method in zip((tiny.QUESTIONS[0], BAD, tiny.QUESTIONS[2]), methods):
-        decoding.submit(make_request(lm, method, question, options))
+    decoding, methods = Decoding(lm), [tl.Greedy(), *[Faulty(where=where)] * 2]
+    questions = (tiny.QUESTIONS[0], BAD, tiny.QUESTIONS[2])
+    submit(decoding, lm, questions, methods, max_new_tokens=6, **drawn)
     ended = run(decoding)
     failed = {ticket for ticket, row in ended.items() if row.error is not None}
     assert failed == ({2} if where in ("adjust", "complete") else {2, 3})
@@ -298,10 +288,8 @@ def test_a_method_that_fails_ends_its_own_rows_and_no_others(where, temperature,
 
 
 def test_an_engine_that_fails_ends_the_rows_it_read_and_the_waiting_ones_go_on(lm, monkeypatch):
-    options = Sampling(max_new_tokens=3)
     decoding = Decoding(lm, max_rows=1)
-    for question in tiny.QUESTIONS[:2]:
-        decoding.submit(make_request(lm, tl.Greedy(), question, options))
+    submit(decoding, lm, tiny.QUESTIONS[:2], max_new_tokens=3)
     with monkeypatch.context() as patch:
         patch.setattr(type(lm), "forward", lambda *given, **options: 1 / 0)
         (row,) = decoding.step()
@@ -311,9 +299,7 @@ def test_an_engine_that_fails_ends_the_rows_it_read_and_the_waiting_ones_go_on(l
 
 def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkeypatch):
     methods, decoding = (tl.Greedy(), tl.Greedy(), tl.CAD()), Decoding(lm)
-    for question, method in zip(tiny.QUESTIONS, methods):
-        options = Sampling(max_new_tokens=5)
-        decoding.submit(make_request(lm, method, question, options))
+    submit(decoding, lm, tiny.QUESTIONS[:3], methods, max_new_tokens=5)
     decoding.step()
     rows = decoding.step()
     bad, forward = rows[1].tokens[-1], type(lm).forward
@@ -334,12 +320,12 @@ def test_an_engine_that_fails_on_one_row_ends_it_and_the_others_go_on(lm, monkey
 
 def test_the_log_probabilities_of_an_answer_are_those_that_score_gives(lm, embedder):
     method = tl.Corrective(tl.build(None, EXAMPLES, embedder=embedder), threshold=0.0)
-    options = Sampling(max_new_tokens=6, logprobs=3)
     decoding = Decoding(lm)
-    request = make_request(lm, method, "Are bats blind?", options)
-    decoding.submit(request)
-    while not decoding.is_idle:
-        (row,) = decoding.step()
+    (ticket,) = submit(
+        decoding, lm, ["Are bats blind?"], [method], max_new_tokens=6, logprobs=3
+    )
+    row = run(decoding)[ticket]
+    request = row.request
     assert [one.token for one in row.logprobs] == row.tokens
     given = Continuation(request.given, request.contexts, tuple(row.tokens))
     ((total, is_own),) = score_continuations(lm, method, [given])

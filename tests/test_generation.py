@@ -106,15 +106,6 @@ def test_a_method_has_an_off_switch_and_does_something_without_it(lm, space, met
     assert (scores == plain) == (method.name == "greedy")
 
 
-def test_a_method_leaves_a_trace(lm, method):
-    answer = tl.generate(lm, method, "Do bats sleep?", max_new_tokens=6, trace=True)
-    assert [step.token for step in answer.trace] == list(answer.token_ids)
-    neighbors = [neighbor for step in answer.trace for neighbor in step.neighbors]
-    assert bool(neighbors) == (method.name in ("corrective", "rad", "knn-lm", "lookup"))
-    assert all(math.isfinite(neighbor.push) for neighbor in neighbors)
-    assert tl.generate(lm, method, "Do bats sleep?", max_new_tokens=2).trace is None
-
-
 @pytest.mark.parametrize("name", method_names())
 def test_messages_and_a_prompt_of_two_thousand_tokens_are_answered(name, embedder):
     lm = tiny.language_model("llama", chat=True, positions=4096)
@@ -216,13 +207,6 @@ def test_a_stop_string_ends_the_answer_before_it_even_across_tokens(lm):
     assert "".join(map(str, streamed)) == answer.text
 
 
-def test_a_seed_repeats_a_draw_whatever_the_batch(lm, space):
-    rad, options = tl.RAD(space, tau=TAU), {"max_new_tokens": 10, "temperature": 1.0}
-    whole = tokens(lm, rad, seed=3, **options)
-    assert tokens(lm, rad, batch_size=2, seed=3, **options) == whole
-    assert tokens(lm, rad, seed=4, **options) != whole
-
-
 def test_a_draw_follows_the_probabilities():  # 1/7, 2/7, 4/7
     logits = torch.tensor([[0.0, math.log(2), math.log(4)]])
     options = Sampling(temperature=1.0, seed=0)
@@ -274,22 +258,6 @@ def test_a_prompt_may_be_one_token_and_must_fit_the_model(lm):
 
 
 # Scores and traces.
-
-
-def test_a_score_is_the_sum_of_the_log_probabilities_of_the_tokens(lm):
-    prompt = tl.Prompt()
-    candidates = ["Bats see well.", "No.", "Fish rest with open eyes, as most of them do."]
-    scores = tl.score(lm, tl.Greedy(), QUESTION, candidates)
-    for candidate, found in zip(candidates, scores):
-        start = prompt.encode(QUESTION, lm.tokenizer)
-        answer = prompt.encode_answer(QUESTION, candidate, lm.tokenizer)
-        with torch.no_grad():
-            logits = lm.model(torch.tensor([start + answer])).logits[0]
-        wanted = sum(
-            float(logits[len(start) + n - 1].log_softmax(-1)[token])
-            for n, token in enumerate(answer)
-        )
-        assert found == pytest.approx(wanted, abs=1e-3)
 
 
 def test_a_score_under_rad_is_on_the_models_own_scale(lm, space, sentence_transformer):

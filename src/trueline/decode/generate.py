@@ -376,9 +376,8 @@ def compare(
     for name, method in named.items():
         answer_all(lm, method, given[:1], replace(sampling, max_new_tokens=1))  # warms up
         report, start = progress and partial(progress, name), perf_counter()
-        answers = answer_all(
-            lm, method, given, sampling, batch_size=batch_size, progress=report
-        )
+        how: Any = {"batch_size": batch_size, "progress": report}
+        answers = answer_all(lm, method, given, sampling, **how)
         runs[name] = (answers, perf_counter() - start)
     plain = runs[PLAIN][0] if PLAIN in runs else None
     return {name: _compared(name, *run, plain) for name, run in runs.items()}
