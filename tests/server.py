@@ -75,12 +75,8 @@ def serving(home, *options, env=()):
         yield running
     finally:
         if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
         process.stdout.close()
         process.stderr.close()
 

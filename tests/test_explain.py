@@ -376,11 +376,9 @@ def test_save_writes_the_form_of_the_suffix_and_refuses_other_names(tmp_path):
         made.save(tmp_path / f"why{suffix}")
         written = (tmp_path / f"why{suffix}").read_bytes().decode("utf-8")
         assert written.rstrip("\n") == form().encode("utf-8", "replace").decode().rstrip("\n")
-    (tmp_path / "folder.txt").mkdir()
     for name, problem in {
-        "why.pdf": r"\.html, \.json, \.txt; got 'why.pdf'",
-        "nowhere/why.txt": "there is no folder .*nowhere to write in",
-        "folder.txt": "is a folder",
+        "why.pdf": "got 'why.pdf'",
+        "no/why.txt": "there is no folder",
     }.items():
         with pytest.raises(SettingError, match=problem):
             made.save(tmp_path / name)

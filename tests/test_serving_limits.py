@@ -7,9 +7,12 @@ import shutil
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from threading import Event, Thread, Timer
+from threading import Event, Timer
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import httpx2
@@ -36,6 +39,7 @@ POST = (
 ADMIN_ONLY = Keys().also("admin", ADMIN)
 BOTH = ADMIN_ONLY.also("user", USER)
 EXAMPLES_PATH = "/v1/spaces/facts/examples"
+_threads = ThreadPoolExecutor(16)
 ICE = {"question": "Is ice cold?", "answers": ["Ice is cold."], "id": "ice"}
 
 
@@ -58,28 +62,22 @@ def up(lm, space, limits=None, **options):
         yield running
 
 
-class Gate:
-    """Lets the model read only while it is open, and counts the passes."""
-
-    def __init__(self, monkeypatch, lm):
-        self.open, self.passes, self.free = Event(), 0, 0  # so many passes are free
-        self.reached, self.blocked = Event(), Event()
-        forward = type(lm).forward
-
-        def gated(this, *given, **options):
-            self.reached.set()
-            if self.passes >= self.free and not self.open.is_set():
-                self.blocked.set()
-                assert self.open.wait(30)
-            self.passes += 1
-            return forward(this, *given, **options)
-
-        monkeypatch.setattr(type(lm), "forward", gated)
-
-
 @pytest.fixture
 def gate(chat, monkeypatch):
-    made = Gate(monkeypatch, chat)
+    """Lets the model read only while it is open, and counts the passes."""
+    made = SimpleNamespace(open=Event(), passes=0, free=0)  # so many passes are free
+    made.reached, made.blocked = Event(), Event()
+    forward = type(chat).forward
+
+    def gated(*given, **options):
+        made.reached.set()
+        if made.passes >= made.free and not made.open.is_set():
+            made.blocked.set()
+            assert made.open.wait(30)
+        made.passes += 1
+        return forward(*given, **options)
+
+    monkeypatch.setattr(type(chat), "forward", gated)
     yield made
     made.open.set()
 
@@ -101,15 +99,7 @@ def outcome(answer):
 
 def later(work):
     """Begin something in a thread; its result when called."""
-    found = []
-    thread = Thread(target=lambda: found.append(work()), daemon=True)
-    thread.start()
-
-    def result():
-        thread.join(60)
-        return found[0]
-
-    return result
+    return partial(_threads.submit(work).result, 60)
 
 
 def until(condition):
@@ -359,20 +349,15 @@ def test_the_next_request_sees_an_edit_and_a_running_one_ends_as_it_began(chat, 
         assert ["ice" in one for one in named] == [False, False, True]
 
 
-@pytest.fixture
-def on_disk(space, tmp_path):
-    space.save(tmp_path / "facts.space")
-    return tmp_path / "facts.space"
-
-
-@pytest.fixture
-def reopen(on_disk, embedder):
-    return lambda: read_space(on_disk, embedder=embedder)
-
-
 def test_a_change_on_disk_is_picked_up_and_a_damaged_space_serves_its_last_state(
-    chat, on_disk, reopen, monkeypatch
+    chat, space, embedder, tmp_path, monkeypatch
 ):
+    on_disk = tmp_path / "facts.space"
+    space.save(on_disk)
+
+    def reopen():
+        return read_space(on_disk, embedder=embedder)
+
     served, given = reopen(), body("Are bats blind?", f"{NAME}+facts")
 
     def state(running):

@@ -54,11 +54,15 @@ def coverage_lines(answer: Sourced) -> list[str]:
 def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool = False) -> str:
     """The answer, the other one, the sources, the scope and the changed tokens."""
     width, summary = max(width, _NARROWEST), explanation.summary
-    has_scope = explanation.is_covered is not None
+    sources, has_scope = source_lines(explanation), explanation.is_covered is not None
     blocks: tuple[Iterable[str], ...] = (
         _wrapped("", explanation.question, width),
         _answers(explanation, width),
-        _sources(explanation, width),
+        [
+            part
+            for line in sources
+            for part in _wrapped(" " * line.find(line.strip()), line, width)
+        ],
         _scope(explanation.scope or (), width, with_signals),
         _figures(summary, width),
         _changes(explanation.steps, width),
@@ -81,11 +85,6 @@ def _answers(explanation: Explanation, width: int) -> Iterator[str]:
         half = max(8, (width - margin - 38) // 2)
         parts = f"{_quoted(split.text, half)} and {_quoted(split.beside, half)}"
         yield _shortened(f"{'':<{margin}}they differ from token {split.token}: {parts}", width)
-
-
-def _sources(explanation: Explanation, width: int) -> Iterator[str]:
-    for line in source_lines(explanation):
-        yield from _wrapped("  " if line.startswith("  ") else "", line, width)
 
 
 def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Iterator[str]:

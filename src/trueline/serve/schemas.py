@@ -18,11 +18,12 @@ from trueline.types import Sampling
 
 # Fields of OpenAI's API that are not supported. They may be empty, false, 0 or null, or have
 # one of these values, which change nothing either.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("audio", "echo", "frequency_penalty", "functions", "logit_bias"), ()),
-    **dict.fromkeys(("include_obfuscation", "metadata", "name", "prediction"), ()),
-    **dict.fromkeys(("presence_penalty", "reasoning_effort", "refusal", "store", "suffix"), ()),
-    **dict.fromkeys(("tool_call_id", "tool_calls", "tools", "web_search_options"), ()),
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    "audio echo frequency_penalty functions include_obfuscation logit_bias metadata name "
+    "prediction presence_penalty reasoning_effort refusal store suffix tool_call_id tool_calls "
+    "tools web_search_options trueline".split(),  # the last is supported, and may be null
+    (),
+) | {
     "best_of": (1,),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -31,7 +32,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "tool_choice": ("none", "auto"),
     "top_k": (-1,),
-    "trueline": (),  # supported, and may be null
 }
 _COMPLETION_TOKENS = 16  # of a completion that names no length, as in OpenAI's API
 _CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -85,9 +85,8 @@ class Extras(_Strict):
 
     def method_settings(self) -> dict[str, Any]:
         """All settings of the method that the request names."""
-        names = ("strength", "threshold", "only_covered")
-        given = {name: getattr(self, name) for name in names}
-        return {**self.settings, **{k: v for k, v in given.items() if v is not None}}
+        own = {name: getattr(self, name) for name in ("strength", "threshold", "only_covered")}
+        return self.settings | {name: one for name, one in own.items() if one is not None}
 
 
 class StreamOptions(_Strict):
