@@ -210,7 +210,7 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
     [
         (
             {"regime": "near miss", "id": "fact-1"},
-            "near miss has 1 id; near miss and unrelated",
+            "near miss has 1 id; near miss",
         ),
         ({"regime": "styled", "id": ""}, "styled has 0 ids"),
         ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),

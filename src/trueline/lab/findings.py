@@ -7,14 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trueline.lab.measures import (
-    Cells,
-    Column,
-    columns_of,
-    difference_from,
-    measured_agreement,
-    rules_used,
-)
+from trueline.lab.measures import Cells, Column, agreements, columns_of, difference_from
 from trueline.lab.results import CellResults
 from trueline.lab.statistics import Difference
 
@@ -138,8 +131,7 @@ def warnings(cells: Cells) -> list[str]:
 def agreement_notes(cells: Iterable[CellResults]) -> list[str]:
     """How far judges agree with people, for each measured rule that gave a verdict."""
     notes = []
-    for judge, about, basis in rules_used(cells):
-        known = measured_agreement(judge, about, basis)
+    for (judge, about, basis), known in agreements(cells).items():
         if known is None:
             notes.append(f"{judge}: how far it agrees with people on {about} is not known")
             continue

@@ -357,7 +357,7 @@ def indicative_columns(cells: Cells, columns: Sequence[Column]) -> frozenset[str
     """The ids of the columns that need a judge whose verdicts are only indicative."""
     hints = indicative(cells)
     return frozenset(
-        x.id for x in columns if any((x.judge, y) in hints for y in x.measure.asks)
+        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.asks)
     )
 
 
@@ -366,25 +366,24 @@ def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
 
     Their balanced accuracy against people is below 75 %, or is not known of a measurable rule.
     """
-    known = {rule: measured_agreement(*rule) for rule in rules_used(cells)}
     return {
         (judge, about)
-        for (judge, about, _), agreement in known.items()
-        if agreement is None or agreement["balanced_accuracy"][0] < 0.75
+        for (judge, about, _), known in agreements(cells).items()
+        if known is None or known["balanced_accuracy"][0] < 0.75
     }
 
 
-def rules_used(cells: Iterable[CellResults]) -> list[tuple[str, About, str]]:
-    """The judges, what they judged, and the measurable rules they judged by."""
-    lines = (line for cell in cells for line in cell.verdicts if line.basis)
-    return list(dict.fromkeys((line.judge, line.about, line.basis) for line in lines))
+def agreements(
+    cells: Iterable[CellResults],
+) -> dict[tuple[str, About, str], Mapping[str, Any] | None]:
+    """How far judges agree with people, by judge, what they judged and the rule they used.
 
-
-def measured_agreement(judge: str, about: About, basis: str) -> Mapping[str, Any] | None:
-    """How far a judge agrees with people by one rule; None if nobody measured it."""
+    None if nobody measured it; rules that cannot be measured are left out.
+    """
     from trueline.lab.judges.offline import agreement
 
     known = agreement()
-    by_rule = known if judge == known.get("judge") else known.get("others", {}).get(judge, {})
-    found: Mapping[str, Any] | None = by_rule.get(basis)
-    return found
+    others = {known.get("judge"): known, **known.get("others", {})}
+    lines = (line for cell in cells for line in cell.verdicts if line.basis)
+    rules = dict.fromkeys((line.judge, line.about, line.basis) for line in lines)
+    return {rule: others.get(rule[0], {}).get(rule[2]) for rule in rules}
