@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from math import prod
 from statistics import stdev
 from typing import Any, Literal
@@ -53,43 +55,30 @@ class Measure:
         return "choose" if self.group == "Choices" else "generate"
 
 
-def _regime(key: str, title: str, regime: Regime, score: str = "right") -> Measure:
-    return Measure(key, title, "Regimes", 1, is_binary=True, regimes=(regime,), score=score)
-
-
-def _form(key: str, title: str, better: int = -1, score: str = "") -> Measure:
-    options: dict[str, Any] = {"is_binary": True, "regimes": COVERED}
-    return Measure(key, title, "Fluency and form", better, score=score or key, **options)
-
-
-def _judged(key: str, title: str, *asks: About, better: int = 1) -> Measure:
-    return Measure(key, title, "Judged", better, is_binary=len(asks) == 1, asks=asks)
-
-
-def _calibration(key: str, title: str, better: int) -> Measure:
-    return Measure(key, title, "Behaviour", better, is_percent=False, digits=3, asks=("truth",))
-
-
+_regime = partial(Measure, group="Regimes", better=1, is_binary=True, score="right")
+_form = partial(Measure, group="Fluency and form", better=-1, is_binary=True, regimes=COVERED)
+_judged = partial(Measure, group="Judged", better=1, is_binary=True)
+_calibration = partial(Measure, group="Behaviour", is_percent=False, digits=3, asks=("truth",))
 MEASURES = {
     measure.key: measure
     for measure in (
-        _regime("efficacy", "efficacy (exact)", "exact"),
-        _regime("generalisation", "generalisation (paraphrase)", "paraphrase"),
-        _regime("styled", "styled", "styled"),
-        _regime("double", "double", "double"),
-        _regime("mid_text", "mid-text", "mid-text"),
-        _regime("near_miss", "locality (near miss)", "near miss", _SAME),
-        _regime("unrelated", "locality (unrelated)", "unrelated", _SAME),
-        _form("fluency", "fluency", 1, "fluent"),
+        _regime("efficacy", "efficacy (exact)", regimes=("exact",)),
+        _regime("generalisation", "generalisation (paraphrase)", regimes=("paraphrase",)),
+        _regime("styled", "styled", regimes=("styled",)),
+        _regime("double", "double", regimes=("double",)),
+        _regime("mid_text", "mid-text", regimes=("mid-text",)),
+        _regime("near_miss", "locality (near miss)", regimes=("near miss",), score=_SAME),
+        _regime("unrelated", "locality (unrelated)", regimes=("unrelated",), score=_SAME),
+        _form("fluency", "fluency", better=1, score="fluent"),
         _form("repeated", "repeats itself"),
         _form("joined", "answers run together"),
         _form("cut", "cut off"),
-        _form("form", "form kept", 1),
+        _form("form", "form kept", better=1),
         _form("wrong_polarity", "wrong yes or no"),
-        _judged("truth", "%Truth", "truth"),
-        _judged("info", "%Info", "info"),
-        _judged("truth_info", "T*I", "truth", "info"),
-        _judged("hallucination", "HalluRate", "hallucination", better=-1),
+        _judged("truth", "%Truth", asks=("truth",)),
+        _judged("info", "%Info", asks=("info",)),
+        _judged("truth_info", "T*I", asks=("truth", "info"), is_binary=False),
+        _judged("hallucination", "HalluRate", asks=("hallucination",), better=-1),
         Measure("rouge_l", "ROUGE-L", "Overlap", 1),
         Measure("bleu", "BLEU", "Overlap", 1),
         Measure("bertscore", "BERTScore", "Overlap", 1),
@@ -98,8 +87,8 @@ MEASURES = {
         Measure("mc1", "MC1", "Choices", 1, is_binary=True),
         Measure("mc2", "MC2", "Choices", 1),
         Measure("mc3", "MC3", "Choices", 1),
-        _calibration("ece", "ECE", -1),
-        _calibration("auroc", "AUROC", 1),
+        _calibration("ece", "ECE", better=-1),
+        _calibration("auroc", "AUROC", better=1),
         Measure("grounded", "grounded tokens", "Behaviour", 0),
         Measure("edits", "changed tokens", "Behaviour", 0),
         Measure("speed", "tokens/s", "Behaviour", 1, is_percent=False),
@@ -240,31 +229,24 @@ def _scored(cell: CellResults, column: Column) -> dict[str, float]:
     return {id: float(value) for id, value in values.items() if value is not None}
 
 
-def _factors(cells: Cells, column: Column) -> list[dict[str, float]]:
-    """Each sample's mean over the seeds that have it: one set, or two to multiply (T*I)."""
+def _lists(column: Column, *groups: Cells) -> list[list[float]]:
+    """The values of each group of cells on the samples that all groups have.
+
+    A sample counts with its mean over the seeds that have it. T*I has two lists a group, whose
+    means are multiplied.
+    """
     keys = ("truth", "info") if column.measure.key == "truth_info" else (column.measure.key,)
     sets = []
-    for key in keys:
+    for cells, key in product(groups, keys):
         seeds = [_scored(cell, Column(MEASURES[key], column.judge)) for cell in cells]
         ids = dict.fromkeys(id for seed in seeds for id in seed)
         sets.append({id: _mean([seed[id] for seed in seeds if id in seed]) for id in ids})
-    return _aligned(sets)
-
-
-def _aligned(sets: Sequence[dict[str, float]]) -> list[dict[str, float]]:
-    """The sets, reduced to the samples that all have."""
     common = [id for id in sets[0] if all(id in values for values in sets)]
-    return [{id: values[id] for id in common} for values in sets]
+    return [[values[id] for id in common] for values in sets]
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _paired(cells: Cells, baseline: Cells, column: Column) -> list[list[float]]:
-    """The values of cells, then those of the baseline, on their common samples, if any."""
-    sets = _aligned([*_factors(cells, column), *_factors(baseline, column)])
-    return [[*values.values()] for values in sets] if sets[0] else []
 
 
 def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | None:
@@ -278,31 +260,32 @@ def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | Non
     looked_at = [_looked_at(cell, column) for cell in cells]
     if not any(x is not None for values, _ in looked_at for x in values.values()):
         return None
-    lists = [[*factor.values()] for factor in _factors(cells, column)]
-    is_binary = column.measure.is_binary and _has_one_seed(cells, column)
+
+    def is_binary(cells: Cells) -> bool:  # a sample of several seeds has a share
+        one_seed = sum(bool(_scored(cell, column)) for cell in cells) == 1
+        return column.measure.is_binary and one_seed
+
+    lists = _lists(column, cells)
     interval = mean_interval(*lists)
-    if is_binary:  # a share keeps a width at 0 and 1
+    if is_binary(cells):  # a share keeps a width at 0 and 1
         interval = share_interval(round(sum(lists[0])), len(lists[0]))
     seeds = dict.fromkeys(cell.head.seed for cell in cells)
-    by_seed = [_factors([x for x in cells if x.head.seed == seed], column) for seed in seeds]
-    means = [prod(_mean([*x.values()]) for x in factors) for factors in by_seed if factors[0]]
+    by_seed = [_lists(column, [x for x in cells if x.head.seed == seed]) for seed in seeds]
+    means = [prod(map(_mean, factors)) for factors in by_seed if factors[0]]
     found = Average(
         *(interval.mean, interval.low, interval.high, interval.n),
         unscored=sum(x is None for values, _ in looked_at for x in values.values()),
         to_come=sum(max(0, expected - len(values)) for values, expected in looked_at),
         spread=stdev(means) if len(means) > 1 else None,
     )
-    if not baseline or not (paired := _paired(cells, baseline, column)):
+    paired = _lists(column, cells, baseline)
+    if not paired[0]:
         return found
     difference = paired_difference(*paired)
-    if is_binary and _has_one_seed(baseline, column):
+    if is_binary(cells) and is_binary(baseline):
         p = mcnemar(*[[x == 1.0 for x in values] for values in paired])
         difference = replace(difference, p=p)
     return replace(found, difference=difference)
-
-
-def _has_one_seed(cells: Cells, column: Column) -> bool:
-    return sum(bool(_scored(cell, column)) for cell in cells) == 1
 
 
 def _average_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
@@ -323,8 +306,8 @@ def _average_statistic(number: float, cells: Cells, column: Column, baseline: Ce
 
 def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference | None:
     """The mean difference of cells from others on their common samples; None without any."""
-    paired = _paired(cells, baseline, column)
-    return paired_difference(*paired) if paired else None
+    paired = _lists(column, cells, baseline)
+    return paired_difference(*paired) if paired[0] else None
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
