@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -104,22 +104,26 @@ def _by_cosine(
 
 
 def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
-    """The report as a line of results: counts, and the strongest leaks."""
+    """The report as a line of results: counts of samples, and the strongest leaks."""
     leaks = leak_report(benchmark, embedder)
-
-    def shortened(leak: Leak) -> Leak:
-        one, other = (x if len(x) <= 100 else f"{x[:99]}…" for x in leak.texts)
-        return replace_line(leak, score=round(leak.score, 4), texts=(one, other))
-
+    kinds = Counter(kind for kind, _ in {(leak.kind, leak.sample) for leak in leaks})
+    leaking = len({leak.sample for leak in leaks})
+    names = [f"{part} {near}" for part in _PARTS for near in _NEAR]
     return LeaksLine(
         benchmark=benchmark.name,
         data_hash=benchmark.hash,
         embedder=None if embedder is None else embedder.id,
         ground=len(benchmark.ground),
-        counts=leak_counts(benchmark, leaks),
-        nearest=tuple(map(shortened, leaks[:10])),
+        counts={"samples": len(benchmark.test), "leaking": leaking}
+        | {name: kinds[name] for name in names if kinds[name]},
+        nearest=tuple(map(_shortened, leaks[:10])),
         time=now(),
     )
+
+
+def _shortened(leak: Leak) -> Leak:
+    one, other = (x if len(x) <= 100 else f"{x[:99]}…" for x in leak.texts)
+    return replace_line(leak, score=round(leak.score, 4), texts=(one, other))
 
 
 def leak_note(line: LeaksLine) -> str:
@@ -134,12 +138,3 @@ def leak_note(line: LeaksLine) -> str:
     pairs = (f"{x.sample} and {x.example} ({x.kind}, {x.score:.2f})" for x in line.nearest[:3])
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
     return f"{found} ({kinds}); the nearest: {'; '.join(pairs)}" if leaking else found
-
-
-def leak_counts(benchmark: Benchmark, leaks: Iterable[Leak]) -> dict[str, int]:
-    """How many samples there are, how many leak, and how many leak in each way."""
-    pairs = {(leak.kind, leak.sample) for leak in leaks}
-    kinds = Counter(kind for kind, _ in pairs)
-    counts = {"samples": len(benchmark.test), "leaking": len({sample for _, sample in pairs})}
-    names = [f"{part} {near}" for part in _PARTS for near in _NEAR]
-    return counts | {name: kinds[name] for name in names if kinds[name]}
