@@ -42,64 +42,45 @@ def made(contrasts, pair):
     return dict(contrasts.negatives(random.Random(0), pair))
 
 
-def test_a_word_is_swapped_for_its_sibling_alone(contrasts):
+def test_a_word_is_swapped_for_a_sibling_that_the_answer_does_not_name(contrasts):
     found = made(contrasts, BASE)["sibling"]
     assert found in ("Can I grow oregano on Sunday?", "Can I grow parsley on Sunday?")
-
-
-def test_a_sibling_that_the_answer_names_is_no_contrast(contrasts):
     pair = replace(BASE, answers=("Basil, oregano and parsley all grow.",))
     assert "sibling" not in made(contrasts, pair)
 
 
-def test_a_day_is_not_swapped_where_the_answer_holds_for_any(contrasts):
-    assert "group" not in made(contrasts, BASE)
-    assert made(contrasts, replace(BASE, answers=("Yes.",)))["group"].startswith(
-        "Can I grow basil on "
-    )
+def test_a_day_is_swapped_only_where_the_question_depends_on_it(contrasts):
+    assert "group" not in made(contrasts, BASE)  # the answer holds for any
+    day = made(contrasts, replace(BASE, answers=("Yes.",)))["group"]
+    assert day.startswith("Can I grow basil on ")
+    aside = replace(BASE, question="It is Monday. Can I grow basil?", answers=("Yes.",))
+    assert "group" not in made(contrasts, aside)
 
 
-def test_what_only_the_question_says_is_left_alone(contrasts):
-    pair = replace(BASE, question="It is Monday. Can I grow basil?", answers=("Yes.",))
-    assert "group" not in made(contrasts, pair)  # Monday is an aside
-
-
-def test_an_article_follows_the_word(contrasts):
+def test_an_article_follows_the_word_and_a_slip_changes_one_known_word(contrasts):
     assert contrast_pairs.swap_word("A basil pot", "basil", "herb") == "A herb pot"
     assert contrast_pairs.swap_word("a basil pot", "basil", "oregano") == "an oregano pot"
-
-
-def test_a_slip_changes_one_known_word(contrasts):
     text = contrasts.slip(random.Random(1), "Fresh parsley please")
-    assert text.startswith("Fresh ")
-    assert text.endswith(" please")
+    assert (text.split()[0], text.split()[-1]) == ("Fresh", "please")
     assert "parsley" not in text
 
 
-def test_a_held_text_is_found_in_another_order_of_words():
+def test_pairs_near_to_a_held_text_in_any_order_of_words_are_dropped_and_counted():
     held = Held(["When does the reading room open?", "Who pays?"])
     again, other = "open the reading room when does", "When does the reading club open?"
     assert held.near([again, other, "Who pays the bill?"]) == {again}
-
-
-def test_pairs_near_to_a_held_text_are_dropped_and_counted():
     group = [BASE, replace(BASE, question="who pays", source="faqs")]
-    kept, dropped = matcher_data.without_held([group], Held(["Who pays?"]))
+    kept, dropped = matcher_data.without_held([group], held)
     assert [one.question for one in kept] == [ENTRY[0]]
     assert dropped == {"faqs": 1}
 
 
-def test_the_hand_list_is_long_enough_and_has_no_line_twice():
+def test_faqs_to_train_on_and_to_calibrate_and_test_on_are_different_ones():
     lines = (matcher_data.HERE / "pairs" / "unrelated.txt").read_text("utf-8").splitlines()
     assert len(lines) == len(set(lines)) >= 200
-
-
-def test_calibration_faqs_and_held_back_ones_are_not_among_those_trained_on():
-    train = {space.name for space in matcher_data.written_faqs("train")}
-    calibration = {space.name for space in matcher_data.written_faqs("calibration")}
-    fitted, held = (
-        {one.name for one in matcher_data.repo_faqs(tested=t)} for t in (False, True)
-    )
+    sets = [matcher_data.written_faqs("train"), matcher_data.written_faqs("calibration")]
+    sets += [matcher_data.repo_faqs(tested=tested) for tested in (False, True)]
+    train, calibration, fitted, held = ({space.name for space in one} for one in sets)
     assert (len(train), len(calibration), len(fitted), len(held)) == (74, 10, 33, 11)
     assert not train & calibration
     assert not fitted & held
@@ -173,14 +154,8 @@ def test_figures_of_a_held_set_by_hand():
 def pairs_file(tmp_path):
     texts = ["bats see well", "gold does rust", "fish sleep", "the sky is blue"]
     pairs = [
-        {
-            "question": a,
-            "example": b,
-            "answers": [b],
-            "label": int(a == b),
-            "weight": 1.0,
-            "group": n,
-        }
+        {"question": a, "example": b, "answers": [b], "label": int(a == b)}
+        | {"weight": 1.0, "group": n}
         for n, a in enumerate(texts)
         for b in texts
     ]

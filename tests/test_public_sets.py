@@ -37,26 +37,23 @@ def rows_of_zsre():
     return rows
 
 
-def rows_of_counterfact(part):
-    numbers = range(675) if part == 1 else range(675, 1_024)
+def rows_of_counterfact(numbers):
+    born = "Where was {} born?"
     rows = [
         {
-            "id": n,
+            "id": n,  # the second wording is the first once more
             "edit_scope": [
-                [f"Where was P{n} born?", "Oslo"],
-                [f"Where was P{n} born?", "Oslo"],  # a wording that comes again
-                [f"Birthplace of P{n}?", "Oslo"],
+                [x, "Oslo"] for x in [born.format(f"P{n}")] * 2 + [f"Home of P{n}?"]
             ],
             "edit_scope_true_ans": ["Rome"],
-            "unrelated": {
-                # One of the neighbours is edited itself: no near miss.
-                "neighbor_subj": [f"Where was N{n} born?", "Where was P0 born?"],
+            "unrelated": {  # one of the neighbors is edited itself: no near miss
+                "neighbor_subj": [born.format(f"N{n}"), born.format("P0")],
                 "same_subj": [f"Who represents P{n}?"],
             },
         }
         for n in numbers
     ]
-    if part == 1:
+    if 3 in numbers:
         rows[3]["edit_scope"] = []
     return rows
 
@@ -109,8 +106,8 @@ def rows_of_faq(count, column, wrap):
 
 FILES = {
     "knowedit_zsre/zsre_test_all": rows_of_zsre(),
-    "counterfact_hard/cfh.part1": rows_of_counterfact(1),
-    "counterfact_hard/cfh.part2": rows_of_counterfact(2),
+    "counterfact_hard/cfh.part1": rows_of_counterfact(range(675)),
+    "counterfact_hard/cfh.part2": rows_of_counterfact(range(675, 1_024)),
     "situatedqa/geo_dev": rows_of_situatedqa("geo"),
     "situatedqa/temp_dev": rows_of_situatedqa("temp"),
     "mqp/mqp_first_half": rows_of_pairs(),
