@@ -2,10 +2,11 @@
 
 import json
 
-from test_report import GREEDY, RAD, answers, cell, choices, failed
+from test_report import GREEDY, RAD, answers, cell, failed
 
 from trueline.lab.plan import Control
 from trueline.lab.results import (
+    ChoiceLine,
     Leak,
     LeaksLine,
     encode_lines,
@@ -25,7 +26,9 @@ LEAKS = LeaksLine(
 
 
 def test_every_kind_of_line_reads_back_as_it_was(tmp_path):
-    scored = [cell("c", task="choose"), *choices("c", [1.0])]
+    scores = {"single": (-1.0,), "multiple": (), "mc1": 1.0, "mc2": None, "mc3": None}
+    choice = ChoiceLine(cell="c", sample="q1", index=0, seconds=0.1, **scores)
+    scored = [cell("c", task="choose"), choice]
     control = cell("w", "rad", control=Control.BOUNDARY)
     lines = [*GREEDY, *RAD, failed("g", "q9", 9), *scored, LEAKS, control]
     path = tmp_path / "results.jsonl"

@@ -133,14 +133,14 @@ def _list_recipes(as_json: bool) -> None:
     from trueline.lab.paper.recipes import recipes
 
     names = ("name", "about", "answers", "minutes")
-    rows = [{name: getattr(one, name) for name in names} for one in recipes().values()]
     if as_json:
-        print_json(rows)
+        print_json([{name: getattr(x, name) for name in names} for x in recipes().values()])
         return
-    for row in rows:
-        row["minutes"] = f"about {row['minutes']:.0f}" if row["minutes"] >= 1.5 else "1"
-    head = ["name", "what it runs", "answers", "minutes"]
-    print_table(head, [[str(value) for value in row.values()] for row in rows])
+    rows = [
+        (x.name, x.about, str(x.answers), f"about {x.minutes:.0f}" if x.minutes >= 1.5 else "1")
+        for x in recipes().values()
+    ]
+    print_table(["name", "what it runs", "answers", "minutes"], rows)
     tell(
         "Minutes are estimated from the number of answers and examples, for "
         f"{DEFAULT_MODEL} on two cores; --full and other models take longer."

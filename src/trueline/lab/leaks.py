@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from trueline.lab.metrics import words_of
-from trueline.lab.results import Leak, LeaksLine, now, replace_line
+from trueline.lab.results import Leak, LeaksLine, replace_line
 from trueline.lab.samples import Benchmark, Sample
 from trueline.settings import Between, check_value
 from trueline.types import Example
@@ -117,7 +117,6 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
         counts={"samples": len(benchmark.test), "leaking": leaking}
         | {name: kinds[name] for name in names if kinds[name]},
         nearest=tuple(map(_shortened, leaks[:10])),
-        time=now(),
     )
 
 

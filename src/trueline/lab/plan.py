@@ -250,8 +250,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULTS: Table = {one.encode_name: one.default for one in msgspec.structs.fields(Plan)}
 _FIDELITY = ("prompts", "confidence", "references", "stemmer", "bertscore_baseline")
-# A plan has its own `seeds`; a run sets the others.
-_NOT_SAMPLED = ("seed", "stop_ids", "trace", "logprobs")
 
 
 def _types(cls: type, *without: str) -> Table:
@@ -259,7 +257,8 @@ def _types(cls: type, *without: str) -> Table:
     return {name: hint for name, hint in hints.items() if name not in without}
 
 
-SAMPLING = _types(Sampling, *_NOT_SAMPLED)
+# A plan has its own `seeds`; a run sets the others.
+SAMPLING = _types(Sampling, "seed", "stop_ids", "trace", "logprobs")
 KEYS: Table = {  # with their types
     one.encode_name: one.type for one in msgspec.structs.fields(Plan) if one.name != "sampling"
 } | SAMPLING
@@ -315,18 +314,16 @@ def controlled_examples(
             for example in ground
             if example.wrong_answers
         )
-    return tuple(
-        map(_sum_of_two, range(len(ground))) if control is Control.UNRELATED else ground
-    )
+    if control is Control.UNRELATED:
+        return tuple(map(_sum_of_two, range(len(ground))))
+    return tuple(ground)
 
 
 def _sum_of_two(number: int) -> Example:
     """A true sentence on a sum of two numbers, which no benchmark here has questions about."""
     a, b = 11 + 7 * number, 23 + 5 * number
-    right, wrong = (
-        f"If you add {a} and {b}, the sum that you get is {total}."
-        for total in (a + b, a + b + 3)
-    )
+    totals = (a + b, a + b + 3)
+    right, wrong = (f"If you add {a} and {b}, the sum that you get is {x}." for x in totals)
     question = f"What do you get if you add {a} and {b}?"
     return Example(question, right, wrong, f"unrelated-{number + 1}")
 

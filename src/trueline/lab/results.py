@@ -21,12 +21,10 @@ from trueline.lab.plan import Control, Mode
 from trueline.lab.samples import About
 
 RESULTS = "results.jsonl"
-_HEAD = b'{"kind"'  # the beginning of every line
 _IDENTITY = ("cell", "sample", "judge", "about")  # no two lines of a kind share all of these
 _LARGEST_FILE = 2_000_000_000  # bytes of results; a line has about 1,000
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
-Flag = Annotated[int, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 # A share, or BERTScore: a cosine, which a baseline may push far below 0.
 Score = Annotated[float, Meta(ge=-100, le=1)]
@@ -184,7 +182,7 @@ class AnswerLine(SampleLine, frozen=True, kw_only=True, tag="answer"):
     scores: dict[str, Score | None]
     confidence: Share | None
     hits: tuple[Count, ...]
-    flipped: tuple[Flag, ...]
+    flipped: tuple[Count, ...]  # 1 if the method changed the most probable token
     entropy: tuple[Amount | None, ...]
     regime: Regime | None = None  # of its question
     token_hash: str = ""  # of the tokens: equal where two answers are, token for token
@@ -281,10 +279,6 @@ def encode_lines(lines: Iterable[ResultLine]) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def read_written(path: Path) -> tuple[list[ResultLine], bool]:
     """The lines of a results file, if it exists, and whether an incomplete one follows them.
 
@@ -310,7 +304,7 @@ def read_written(path: Path) -> tuple[list[ResultLine], bool]:
                 if (first := seen.setdefault(key, number)) != number:
                     raise ValueError(f"it repeats line {first}")
             lines.append(line)
-        if torn[: len(_HEAD)] != _HEAD[: len(torn)]:  # a run begins no line in another way
+        if torn[:7] != b'{"kind"'[: len(torn)]:  # a run begins no line in another way
             raise ValueError("it has another beginning")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SettingError(
@@ -330,7 +324,8 @@ class Journal:
 
     def append(self, lines: Sequence[ResultLine]) -> None:
         """Add the lines of one chunk in one write that is on the disk when this returns."""
-        lines = [replace_line(line, time=now()) for line in lines]
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        lines = [replace_line(line, time=now) for line in lines]
         with _as_setting_error(self.path), self.path.open("ab", buffering=0) as file:
             rest = memoryview(encode_lines(lines))
             while rest:
