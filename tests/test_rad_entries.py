@@ -64,7 +64,7 @@ def space_of(angles, *, values=None, tokens=None, wrong=None):
 
 def above(angles, queries, **options):
     retriever = open_retriever(space_of(angles), "cpu")
-    return retriever.above(retriever.prepare([str(query) for query in queries])(), **options)
+    return retriever.above(retriever.embed([str(query) for query in queries]), **options)
 
 
 def found(angles, query, **options):

@@ -197,9 +197,9 @@ class TruelineLM(TemplateLM):
             batch = contexts[start : start + self.batch_size]
             numbers = [number for context in batch for number in by_context[context]]
             rows = [
-                Continuation(TokenContext(one), (one,), tuple(requests[number][2]))
-                for one in batch
-                for number in by_context[one]
+                Continuation(TokenContext(context), (context,), tuple(requests[number][2]))
+                for context in batch
+                for number in by_context[context]
             ]
             results = score_continuations(self.lm, self.method, rows)
             for number, (total, is_greedy) in zip(numbers, results, strict=True):

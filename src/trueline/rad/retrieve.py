@@ -29,6 +29,10 @@ class Retriever:
         self.search = open_search(self._keys)
         self._same = 1 - ROUNDING[self._keys.dtype]  # from here on windows are equal
 
+    def embed(self, windows: Sequence[str]) -> torch.Tensor:
+        """The windows as queries (windows, dimension); equal ones are embedded once."""
+        return self.prepare(windows)()
+
     def prepare(self, windows: Sequence[str]) -> Callable[[], torch.Tensor]:
         """A function that embeds windows (windows, dimension); see `prepare_texts`."""
         vectors = prepare_texts(self.embedder, windows, tails=True)

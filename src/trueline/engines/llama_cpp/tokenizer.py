@@ -109,9 +109,9 @@ class GgufTokenizer:
     def end_ids(self) -> frozenset[int]:
         """The tokens that end an answer, by the file's settings and by their names."""
         is_end = partial(self._call, "llama_vocab_is_eog", self._weights.vocab)
-        named = [self.eos_token_id, self._token("eot")]
-        return frozenset(filter(is_end, self._unusual)) | frozenset(
-            token for token in named if token is not None
+        named = (self.eos_token_id, self._token("eot"))
+        return frozenset(
+            [*filter(is_end, self._unusual), *(id for id in named if id is not None)]
         )
 
     @cached_property

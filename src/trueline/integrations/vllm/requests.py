@@ -115,10 +115,9 @@ class Requests:
         self._spaces = {name: read_space(folder) for name, folder in folders.items()}
         for name, space in self._spaces.items():
             method: Any = make_method(DEFAULT, space=space)
-            prompt = space.prompt.encode(_TRIAL, tokenizer)
-            if (found := method.corrector(self._reader).find(prompt)) is None or (
-                found.question != _TRIAL
-            ):
+            trial = space.prompt.encode(_TRIAL, tokenizer)
+            found = method.corrector(self._reader).find(trial)
+            if found is None or found.question != _TRIAL:
                 log.warning(
                     "the question cannot be found in prompts of this model; the space %s "
                     "corrects only requests with trueline_question",
@@ -135,9 +134,8 @@ class Requests:
             self._spaces[name] = self._spaces[name].current()
         except TruelineError as error:
             log.error("the space %s stays as it was: %s", name, error)
-        method: Any = make_method(
-            arguments.method, space=self._spaces[name], settings=arguments.settings
-        )
+        space, settings = self._spaces[name], arguments.settings
+        method: Any = make_method(arguments.method, space=space, settings=settings)
         stops = params.stop_token_ids if params.ignore_eos else params.all_stop_token_ids
         correction: Correction | None = method.corrector(self._reader).begin(
             prompt_ids, question=arguments.question, stop_ids=sorted(stops or ())
