@@ -320,6 +320,7 @@ def test_bytes_that_are_not_text_go_through_as_a_path_and_are_refused_as_text():
 @pytest.mark.parametrize(
     ("redirection", "code", "error"),
     [
+        (">&-", 1, "Error: standard output is closed"),
         ("<&- 2>&-", 0, ""),
         (">/dev/full", 1, "Error: standard output cannot be written: No space left on device"),
         ("--none 2>/dev/full", 1, ""),

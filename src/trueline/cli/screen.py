@@ -35,13 +35,21 @@ class ReaderLeftError(Exception):
 
 
 def settle_streams() -> None:
-    """Make the standard streams safe: none is missing, and any character goes through."""
+    """Make the standard streams safe: none is missing, and any character goes through.
+
+    A closed standard output is refused at once: nobody would see the result.
+    """
+    is_closed = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
         with suppress(AttributeError, io.UnsupportedOperation):  # no file; it was read from
             errors = "surrogateescape" if mode == "r" else "backslashreplace"
             getattr(sys, name).reconfigure(errors=errors)
+    if is_closed:
+        raise OutputError(
+            "standard output is closed; let it go to a terminal, a file or /dev/null"
+        )
 
 
 def write(text: str, *, flush: bool = False) -> None:
