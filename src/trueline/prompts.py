@@ -145,14 +145,9 @@ def check_question(text: object, what: str = "the question") -> None:
         raise SettingError(f"{what} is empty; write one")
 
 
-def encode_rendered(render: Render, tokenizer: Tokenizer, *, is_chat: bool) -> list[int]:
-    """The tokens of a rendered text; a chat template writes the first token itself."""
-    return _encode_pieces(_pieces(render, tokenizer), tokenizer, special=not is_chat)
-
-
-def encode_plain(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a text by itself, without those that begin or end one."""
-    return _encode_pieces(_pieces(lambda put: put(text), tokenizer), tokenizer, special=False)
+def encode_plain(text: str, tokenizer: Tokenizer, *, special: bool = False) -> list[int]:
+    """The tokens of a text by itself; with `special` those that begin or end a text too."""
+    return _encode_pieces(_pieces(lambda put: put(text), tokenizer), tokenizer, special=special)
 
 
 def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
@@ -281,10 +276,8 @@ class Conversation:
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """The token ids up to where the answer begins."""
-        is_chat = self._is_chat(tokenizer)
-        return encode_rendered(
-            lambda put: self.render(put, tokenizer), tokenizer, is_chat=is_chat
-        )
+        pieces = _pieces(lambda put: self.render(put, tokenizer), tokenizer)
+        return _encode_pieces(pieces, tokenizer, special=not self._is_chat(tokenizer))
 
     def encode_answer(self, answer: str, tokenizer: Tokenizer) -> list[int]:
         """The token ids of an answer after it, tokenized as one text with it.

@@ -6,6 +6,7 @@ screen or forge a line, and U+202E reverses the text after it; \\x1b or \\u202e 
 
 from __future__ import annotations
 
+import json
 import re
 from unicodedata import category
 
@@ -51,12 +52,8 @@ def visible_line(text: str) -> str:
 
 def visible_json(text: str) -> str:
     """JSON with unsafe characters as JSON escapes; every reader gets the same values."""
-    return "".join(one if one == "\n" or is_safe(one) else _json_escape(one) for one in text)
-
-
-def _json_escape(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    escaped = (one if one == "\n" or is_safe(one) else json.dumps(one)[1:-1] for one in text)
+    return "".join(escaped)
 
 
 def counted(count: int, noun: str) -> str:

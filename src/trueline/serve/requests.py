@@ -13,7 +13,7 @@ from trueline.prompts import (
     TokenContext,
     check_question,
     check_text,
-    encode_rendered,
+    encode_plain,
     read_messages,
 )
 from trueline.serve.access import APIError, invalid
@@ -113,7 +113,7 @@ def _tokens(catalog: Catalog, prompt: str | list[int]) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return tuple(prompt)
     check_text(prompt, "prompt")
-    return tuple(encode_rendered(lambda put: put(prompt), catalog.lm.tokenizer, is_chat=False))
+    return tuple(encode_plain(prompt, catalog.lm.tokenizer, special=True))
 
 
 def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
