@@ -34,17 +34,8 @@ def candidates(logits):
 
 
 def neighbor(name, weight, push, **changes):
-    made = Neighbor(
-        example=name,
-        question=f"What of {name}?",
-        answer=f"{name} it is.",
-        source=f"the book of {name}",
-        step=2,
-        similarity=0.8,
-        weight=weight,
-        push=push,
-    )
-    return replace(made, **changes)
+    texts = f"What of {name}?", f"{name} it is.", f"the book of {name}"
+    return replace(Neighbor(name, *texts, 2, 0.8, weight, push), **changes)
 
 
 def step(token, base, final=None, *, move=None, entropy=1.0, hits=None, neighbors=()):
@@ -102,21 +93,15 @@ GREEDY = replace(
 )
 
 
-def near_example(name, probability, threshold=0.7, text="Is the sky blue?"):
+def near_example(name, probability, threshold=0.7):
+    signals = (
+        Signal("wrong", "cosine with its wrong answers", 0.8, 4.0),
+        Signal("back", "share of its question's words that occur", 0.5, -3.25),
+        Signal("answers", "cosine with its truthful answers", 0.6, 2.0),
+    )
     return NearExample(
-        example=name,
-        question=f"What of {name}?",
-        answer=f"{name} it is.",
-        source=f"the book of {name}",
-        probability=probability,
-        threshold=threshold,
-        is_in_scope=probability > threshold,
-        text=text,
-        signals=(
-            Signal("wrong", "cosine with its wrong answers", 0.8, 4.0),
-            Signal("back", "share of its question's words that occur", 0.5, -3.25),
-            Signal("answers", "cosine with its truthful answers", 0.6, 2.0),
-        ),
+        *(name, f"What of {name}?", f"{name} it is.", f"the book of {name}"),
+        *(probability, threshold, probability > threshold, "Is the sky blue?", signals),
         reasons_for=("its answer and its wrong answers are close to what you ask",),
         reasons_against=("you say 'sky', it does not",),
     )
@@ -137,11 +122,7 @@ SCOPED = replace(
     scope=(near_example("a", 0.9), near_example("b", 0.2), near_example("c", 0.0)),
 )
 UNCOVERED = replace(
-    GREEDY,
-    method="corrective",
-    trace=(ALONE,),
-    token_ids=(1,),
-    text="It",
+    replace(GREEDY, method="corrective", trace=(ALONE,), token_ids=(1,), text="It"),
     is_covered=False,
     scope=(near_example("b", 0.2),),
 )

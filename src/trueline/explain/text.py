@@ -54,15 +54,14 @@ def coverage_lines(answer: Sourced) -> list[str]:
 def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool = False) -> str:
     """The answer, the other one, the sources, the scope and the changed tokens."""
     width, summary = max(width, _NARROWEST), explanation.summary
-    sources, has_scope = source_lines(explanation), explanation.is_covered is not None
+    has_scope = explanation.is_covered is not None
+    sources: list[str] = []
+    for line in source_lines(explanation):
+        sources += _wrapped("  " if line.startswith("  ") else "", line, width)
     blocks: tuple[Iterable[str], ...] = (
         _wrapped("", explanation.question, width),
         _answers(explanation, width),
-        [
-            part
-            for line in sources
-            for part in _wrapped(" " * line.find(line.strip()), line, width)
-        ],
+        sources,
         _scope(explanation.scope or (), width, with_signals),
         _figures(summary, width),
         _changes(explanation.steps, width),

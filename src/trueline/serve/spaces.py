@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
@@ -150,10 +149,11 @@ class Catalog:
             if named_space is None:
                 named_method = DEFAULT
         method, space = method or named_method, space or named_space
-        with _param("trueline.method"):
-            needs_space = method_class(method).needs.space
-        if not needs_space:
-            return method, None
+        try:
+            if not method_class(method).needs.space:
+                return method, None
+        except SettingError as error:
+            raise APIError(400, str(error), "invalid_value", "trueline.method") from None
         if space is None and len(self.spaces) != 1:
             message = f"{method} needs a space; the spaces are: {', '.join(self.spaces)}"
             raise APIError(400, message, "missing_parameter", "trueline.space")
@@ -162,8 +162,10 @@ class Catalog:
     def method(self, name: str, space: str | None, settings: Mapping[str, Any]) -> Method:
         """A method with its settings, which are checked one by one."""
         for key, value in settings.items():
-            with _param(f"trueline.{key}"):
+            try:
                 check_settings(name, {key: value})
+            except SettingError as error:
+                raise APIError(400, str(error), "invalid_value", f"trueline.{key}") from None
         make = self._plain_method if space is None else self.spaces[space].method
         return make(name, json.dumps(settings, sort_keys=True))
 
@@ -173,15 +175,6 @@ class Catalog:
             message = f"there is no space {shown(name)}; there are: {', '.join(self.spaces)}"
             raise APIError(404, message, "space_not_found", "trueline.space")
         return self.spaces[name]
-
-
-@contextmanager
-def _param(name: str) -> Iterator[None]:
-    """Errors of settings, with the name of the parameter that is wrong."""
-    try:
-        yield
-    except SettingError as error:
-        raise APIError(400, str(error), "invalid_value", name) from None
 
 
 def open_spaces(
