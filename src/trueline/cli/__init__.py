@@ -11,7 +11,7 @@ import warnings
 import click
 
 from trueline import __version__
-from trueline.cli import spaces
+from trueline.cli import screen, spaces
 from trueline.cli.ask import ask
 from trueline.cli.chat import chat
 from trueline.cli.compare import compare
@@ -20,15 +20,6 @@ from trueline.cli.explain import explain
 from trueline.cli.models import models
 from trueline.cli.options import check_texts
 from trueline.cli.report import report, reproduce
-from trueline.cli.screen import (
-    ReaderLeftError,
-    discard,
-    note,
-    one_line,
-    settle_streams,
-    show,
-    write,
-)
 from trueline.cli.serve import serve
 from trueline.errors import TruelineError
 from trueline.text import visible_line
@@ -80,13 +71,13 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            settle_streams()
+            screen.settle_streams()
             code = _run()
-            write("", flush=True)
+            screen.write("", flush=True)
         except TruelineError as error:
             code = _stop(str(error))
-        except ReaderLeftError:
-            discard(sys.stdout)
+        except screen.ReaderLeftError:
+            screen.discard(sys.stdout)
             code = 0
     if code:
         sys.exit(code)
@@ -97,7 +88,7 @@ def _run() -> int:
     try:
         cli.main(prog_name="trueline", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        show(error.format_message())
+        screen.show(error.format_message())
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
         return _stop(error.format_message() + hint)
@@ -109,18 +100,18 @@ def _run() -> int:
         return _stop("stopped" + hint * (running in _RESUMED), 130)
     except SystemExit as error:  # of click, where a pipe is broken
         if {"-h", "--help"} & {*sys.argv}:  # which click prints itself
-            raise ReaderLeftError from error
+            raise screen.ReaderLeftError from error
         return _stop("another process closed a pipe that is in use")
     except OSError as error:  # one that no other code expected
-        return _stop(one_line(error))
+        return _stop(screen.one_line(error))
     return 0
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    note(f"note: {visible_line(str(message))}")
+    screen.note(f"note: {visible_line(str(message))}")
 
 
 def _stop(message: str, code: int = 1) -> int:
     """Print an error; only further lines of ours, which are indented, stay lines."""
-    note("Error: " + _STRAY_BREAK.sub(r"\\n", message))
+    screen.note("Error: " + _STRAY_BREAK.sub(r"\\n", message))
     return code

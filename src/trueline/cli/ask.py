@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import (
-    PATH,
-    AnswerOptions,
-    answer_options,
-    check_questions,
-    json_option,
-    method_option,
-)
+from trueline.cli import options
 from trueline.cli.screen import AnswerWriter, is_terminal, print_json, tell, write
 from trueline.errors import SettingError
 from trueline.examples import read_questions
@@ -32,15 +25,15 @@ _JSON = """question text is_covered sources finish method prompt_tokens new_toke
 
 
 @click.command()
-@click.argument("question", required=False, callback=check_questions)
+@click.argument("question", required=False, callback=options.check_questions)
 @click.option(
     "--file",
-    type=PATH,
+    type=options.PATH,
     help="Many questions, one a line, or the column `question` of a JSONL or CSV file.",
 )
-@method_option()
-@answer_options
-@json_option
+@options.method_option()
+@options.answer_options
+@options.json_option
 @click.option(
     "--trace",
     is_flag=True,
@@ -74,8 +67,8 @@ def ask(
             "--trace needs --json; to read the reasons for an answer, use: trueline explain"
         )
     questions = _questions(question, file)
-    options = AnswerOptions(given)
-    session = options.open([method])
+    setup = options.AnswerOptions(given)
+    session = setup.open([method])
     from trueline.decode.generate import generate, stream  # torch is imported by now
 
     parts = session.lm, session.methods[method]
@@ -84,9 +77,9 @@ def ask(
         for number, text in enumerate(questions):
             if not is_one:
                 tell(f"{chr(10) * (number > 0)}{visible_line(text)}", "prompt")
-            _show(stream(*parts, text, **options.sampling))
+            _show(stream(*parts, text, **setup.sampling))
         return
-    answers = (generate(*parts, text, trace=trace, **options.sampling) for text in questions)
+    answers = (generate(*parts, text, trace=trace, **setup.sampling) for text in questions)
     if as_json:
         listed = [_as_json(answer) for answer in answers]
         print_json(listed[0] if is_one else listed)

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.options import (
-    PATH,
-    AnswerOptions,
-    answer_options,
-    check_questions,
-    json_option,
-)
+from trueline.cli import options
 from trueline.cli.screen import print_answers, print_json, print_table, progress_bars, tell
 from trueline.errors import SettingError
 from trueline.examples import UserQuestion, check_meant, read_examples, read_questions
@@ -36,10 +30,10 @@ Verdicts = Mapping[str, list[bool | None]]  # by method; None: not judged
 
 
 @click.command()
-@click.argument("questions", nargs=-1, callback=check_questions)
+@click.argument("questions", nargs=-1, callback=options.check_questions)
 @click.option(
     "--file",
-    type=PATH,
+    type=options.PATH,
     help="Questions, one a line; or JSONL or CSV with the columns question and id, the example "
     "that answers it: then answers are marked right or wrong.",
 )
@@ -49,9 +43,9 @@ Verdicts = Mapping[str, list[bool | None]]  # by method; None: not judged
     show_default=True,
     help=f"Separated by commas, or `all`: {', '.join(built_in_names())}.",
 )
-@answer_options
+@options.answer_options
 @click.option("--flips", is_flag=True, help="Show which example moved which token.")
-@json_option
+@options.json_option
 def compare(
     questions: tuple[str, ...],
     file: Path | None,
@@ -72,25 +66,25 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
-    options = AnswerOptions(given)
+    setup = options.AnswerOptions(given)
     rows = [UserQuestion(text.strip()) for text in questions]
     rows += [] if file is None else read_questions(file, needs_ids=True)
     if not rows:
         raise SettingError("there is no question; give some as arguments or with --file")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     names = method_names() if names == ["all"] else list(dict.fromkeys(names))
-    check_parts(names, space=options.space)
-    meant = _meant(rows, options.space)
-    session = options.open(names)
+    check_parts(names, space=setup.space)
+    meant = _meant(rows, setup.space)
+    session = setup.open(names)
     from trueline.decode.generate import compare as run  # torch is imported by now
     from trueline.decode.generate import generate
     from trueline.lab.metrics import is_right
 
     texts = [row.question for row in rows]
     with progress_bars("answers") as progress:
-        runs = run(session.lm, session.methods, texts, progress=progress, **options.sampling)
+        runs = run(session.lm, session.methods, texts, progress=progress, **setup.sampling)
     traced: dict[str, list[Answer]] = {
-        name: generate(session.lm, method, texts, trace=True, **options.sampling)
+        name: generate(session.lm, method, texts, trace=True, **setup.sampling)
         for name, method in session.methods.items()
         if flips and method.needs.space
     }

@@ -7,33 +7,26 @@ from typing import Any
 
 import click
 
-from trueline.cli.options import (
-    PATH,
-    AnswerOptions,
-    answer_options,
-    check_questions,
-    json_option,
-    method_option,
-)
+from trueline.cli import options
 from trueline.cli.screen import print_json, show, show_line, text_width
 from trueline.methods import PLAIN, default_settings
 from trueline.text import counted
 
 
 @click.command()
-@click.argument("question", callback=check_questions)
-@method_option("The method to explain.")
-@answer_options
+@click.argument("question", callback=options.check_questions)
+@options.method_option("The method to explain.")
+@options.answer_options
 @click.option(
     "--out",
-    type=PATH,
+    type=options.PATH,
     help="Write it to this file: .html (one page that needs no other file), .json or .txt.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--signals", is_flag=True, help="Show the numbers that decide which examples are in scope."
 )
-@json_option
+@options.json_option
 def explain(
     question: str,
     method: str,
@@ -57,11 +50,11 @@ def explain(
 
     if out is not None:
         check_explanation_path(out, overwrite=overwrite)  # before a model is opened
-    options = AnswerOptions(given)
-    session = options.open(list(dict.fromkeys([method, PLAIN])))
+    setup = options.AnswerOptions(given)
+    session = setup.open(list(dict.fromkeys([method, PLAIN])))
     from trueline.decode.generate import generate  # torch is imported by now
 
-    lm, methods, sampling = session.lm, session.methods, options.sampling
+    lm, methods, sampling = session.lm, session.methods, setup.sampling
     answer = generate(lm, methods[method], question, trace=True, **sampling)
     plain = None if method == PLAIN else generate(lm, methods[PLAIN], question, **sampling)
     counts = {} if session.space is None else session.space.counts()
