@@ -155,7 +155,7 @@ def by_our_loop(recording, spaces):
 
 
 class ReplayModel(transformers.PreTrainedModel, transformers.GenerationMixin):
-    """A model of transformers that says what was recorded."""
+    """A model of transformers that gives the recorded logits."""
 
     config_class = transformers.PretrainedConfig
 
@@ -371,13 +371,13 @@ class V2Engine:
         """The tokens each slot gets: one, and one more after every draft that was right."""
         slots, positions, inputs, logits = [], [], [], []
         for slot in order:
-            number, said = held[slot], outputs[held[slot]]
+            number, output = held[slot], outputs[held[slot]]
             last = int(self.tokens[slot, self.total[slot] - 1])
-            for position, token in enumerate([last, *self._drafts(number, len(said))]):
+            for position, token in enumerate([last, *self._drafts(number, len(output))]):
                 slots.append(slot)
                 positions.append(position)
                 inputs.append(token)
-                logits.append(self.recording.logits(number, len(said) + position))
+                logits.append(self.recording.logits(number, len(output) + position))
         final = self.rows.apply(
             torch.stack(logits),
             SimpleNamespace(
@@ -430,8 +430,8 @@ def expected(recording, spaces):
 
 def test_the_requests_of_the_contract_are_what_they_are_meant_to_be(recording, expected):
     """Else the ways would agree about nothing."""
-    said = [[token for token in one.tokens if token not in ENDS] for one in expected]
-    texts = [TOKENIZER.decode(tokens).strip() for tokens in said]
+    outputs = [[token for token in one.tokens if token not in ENDS] for one in expected]
+    texts = [TOKENIZER.decode(tokens).strip() for tokens in outputs]
     plain = [int(recording.logits(1, step).argmax()) for step in range(recording.length)]
     assert list(expected[1].tokens) == recording._ended(plain)
     assert expected[1].decisions == {}

@@ -47,7 +47,7 @@ def folders(tmp_path_factory, space):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """The tasks of the folder beside this file, as the harness reads them."""
+    """The tasks of the folder next to this file, as the harness reads them."""
     import datasets
     from lm_eval.tasks import TaskManager
 

@@ -240,7 +240,7 @@ prepare(Path(sys.argv[1]), {"key": 1}, make)
 
 
 def start_maker(home):
-    """A process that says when it is half done, and goes on when it is sent a line."""
+    """A process that prints a line when it is half done, and goes on when it is sent a line."""
     command = [sys.executable, "-c", MAKER, home / "models" / "made", home.parent / "log"]
     command.append(VECTORS.hex())
     return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

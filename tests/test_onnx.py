@@ -1,4 +1,4 @@
-"""An embedder on ONNX Runtime: the vectors of torch, or torch and a line that says why."""
+"""An embedder on ONNX Runtime: the vectors of torch, or torch and a line with the reason."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A real vLLM server in a process of its own, and how it is asked; also for benchmarks."""
+"""A real vLLM server in a process of its own, and requests to it; also for benchmarks."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Server:
         """The text of the answer."""
         return self.chat(question, arguments, **options)["message"]["content"]
 
-    def ask_all(self, asked: Sequence[tuple[str, Mapping | None]], **options) -> list[str]:
+    def ask_all(self, questions: Sequence[tuple[str, Mapping | None]], **options) -> list[str]:
         """The same for many questions at once."""
-        with ThreadPoolExecutor(len(asked)) as pool:
-            return list(pool.map(lambda one: self.ask(*one, **options), asked))
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(lambda one: self.ask(*one, **options), questions))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Corrective decoding in a real vLLM, asked over HTTP; `make test-vllm` runs this."""
+"""Corrective decoding in a real vLLM, over HTTP; `make test-vllm` runs this."""
 
 from dataclasses import fields
 
@@ -79,12 +79,12 @@ def test_near_misses_and_unrelated_questions_stay_the_models_own(server):
 
 def test_sixteen_requests_of_two_spaces_in_one_batch_get_what_each_gets_alone(server, spaces):
     own = {"trueline_space": "own"}
-    asked = [(question, None) for question in COVERED]
-    asked += [(OWN.question, own), (OWN.question, None), (COVERED[0], own)]
-    asked += [(question, None) for question in [*NEAR, *UNRELATED]]
-    asked += [(COVERED[1], OFF), (COVERED[0], {"trueline_strength": 0.0})]
-    assert len(asked) == 16
-    together = server.ask_all(asked)
+    requests = [(question, None) for question in COVERED]
+    requests += [(OWN.question, own), (OWN.question, None), (COVERED[0], own)]
+    requests += [(question, None) for question in [*NEAR, *UNRELATED]]
+    requests += [(COVERED[1], OFF), (COVERED[0], {"trueline_strength": 0.0})]
+    assert len(requests) == 16
+    together = server.ask_all(requests)
     for answer, question in zip(together, COVERED, strict=False):
         assert answer in verified(spaces["facts"], question)
     assert together[6] == OWN.answers[0]
