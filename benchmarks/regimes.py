@@ -49,9 +49,10 @@ def shares(model):
         }
         for key, measure in MEASURES.items():
             values = [
-                one[measure.score]
+                one[measure.score or measure.key]
                 for id, one in scores.items()
-                if samples[id].probe.regime in measure.regimes and measure.score in one
+                if samples[id].probe.regime in measure.regimes
+                and (measure.score or measure.key) in one
             ]
             if values:
                 found[key, method] = (int(sum(values)), len(values))

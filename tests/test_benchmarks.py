@@ -224,15 +224,17 @@ def test_long_documents_are_left_out_and_counted(data):
     assert read.test[0].question == "x" * 1499
 
 
-def test_too_few_short_documents_are_refused(tmp_path, damaged):
+def test_too_few_rows_are_refused(tmp_path, damaged):
     name = damaged(
         "halueval/halueval_summarization_short700",
         lambda rows: [row | {"document": "y" * 1501} for row in rows[:101]] + rows[101:],
     )
-    message = refusal(name, data=tmp_path)
-    assert message.startswith(
-        "539 of 700 documents have at most 1,500 characters, expected 600"
-    )
+    expected = "539 of 700 documents have at most 1,500 characters, expected 600"
+    assert refusal(name, data=tmp_path).startswith(expected)
+    stem = "halueval/halueval_dialogue_first700"
+    path = write(tmp_path, stem, ROWS[stem][1:])
+    message = refusal("halueval-dialogue", data=tmp_path)
+    assert message.startswith(f"{path} has 699 rows, expected 700: ")
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -249,13 +251,6 @@ def test_a_cell_of_another_type_is_named_with_its_place(stem, tmp_path, damaged)
     name = damaged(stem, lambda rows: [*rows[:2], rows[2] | {field: 7}, *rows[3:]])
     message = refusal(name, data=tmp_path)
     assert message.startswith(f"{tmp_path / f'{stem}.jsonl'}:3: the field {field!r} must be ")
-
-
-def test_a_table_with_fewer_rows_than_promised_is_refused(tmp_path):
-    stem = "halueval/halueval_dialogue_first700"
-    path = write(tmp_path, stem, ROWS[stem][1:])
-    message = refusal("halueval-dialogue", data=tmp_path)
-    assert message.startswith(f"{path} has 699 rows, expected 700: ")
 
 
 @pytest.mark.parametrize(
@@ -363,7 +358,6 @@ def test_two_files_ground_and_test(tmp_path):
     second = write(tmp_path, "test", own_rows(2, start=7))
     read = read_benchmark(f"{first}:{second}")
     assert list(read.ground) == read_examples(first)
-    assert len({example.id for example in read.ground}) == 3  # named by their content
     assert [sample.question for sample in read.test] == ["Is 7 even?", "Is 8 even?"]
 
 

@@ -128,7 +128,6 @@ def test_a_form_is_checked(check, text, is_kept):
 
 FILES = {
     "nq_open/nq_open_dev": [{"question": f"who was nq {n}"} for n in range(3_610)],
-    "simpleqa/simpleqa_every4": [{"problem": f"Who won {n}?"} for n in range(1_082)],
     "popqa/popqa_1k": [{"question": f"What is pop {n}?"} for n in range(1_000)],
 }
 
@@ -140,25 +139,8 @@ def write(folder, stem, rows):
     return path
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    for stem, rows in FILES.items():
-        write(folder, stem, rows)
-    return folder
-
-
 def regimes_of(read):
     return dict(Counter(sample.probe.regime for sample in read.test))
-
-
-def test_a_number_of_samples_is_taken_of_each_regime(data):
-    read = read_benchmark("regimes", data=data, test=3)
-    assert set(regimes_of(read).values()) == {3}
-    assert len(regimes_of(read)) == 7
-    drawn = read_benchmark("regimes", data=data, test=3, seed=1)
-    assert set(regimes_of(drawn).values()) == {3}
-    assert [sample.id for sample in drawn.test] != [sample.id for sample in read.test]
 
 
 def test_the_shipped_regimes_need_no_folder_and_have_no_unrelated_questions_then():
@@ -170,13 +152,18 @@ def test_the_shipped_regimes_need_no_folder_and_have_no_unrelated_questions_then
     assert all(sample.answers or sample.probe.regime == "near miss" for sample in read.test)
 
 
-def test_unrelated_questions_come_from_the_sets_that_are_there_in_turn(tmp_path):
-    write(tmp_path, "nq_open/nq_open_dev", FILES["nq_open/nq_open_dev"])
-    write(tmp_path, "popqa/popqa_1k", FILES["popqa/popqa_1k"])
+def test_unrelated_questions_come_in_turn_and_a_number_is_taken_of_each_regime(tmp_path):
+    for stem, rows in FILES.items():
+        write(tmp_path, stem, rows)
     local = [x for x in read_benchmark("regimes", data=tmp_path).test if not x.answers]
     unrelated = [x for x in local if x.probe.regime == "unrelated"]
     assert [x.category for x in unrelated[:4]] == ["nq", "popqa", "nq", "popqa"]
     assert len(unrelated) == 400
+    first, drawn = (
+        read_benchmark("regimes", data=tmp_path, test=3, seed=seed) for seed in (None, 1)
+    )
+    assert [*regimes_of(first).values()] == [*regimes_of(drawn).values()] == [3] * 7
+    assert [sample.id for sample in drawn.test] != [sample.id for sample in first.test]
 
 
 def user_files(folder, rows):
@@ -208,10 +195,7 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (
-            {"regime": "near miss", "id": "fact-1"},
-            "near miss has 1 id; near miss",
-        ),
+        ({"regime": "near miss", "id": "fact-1"}, "near miss has 1 id; near miss"),
         ({"regime": "styled", "id": ""}, "styled has 0 ids"),
         ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),
         ({"id": ["fact-1", "fact-2"]}, "None has 2 ids"),
