@@ -55,7 +55,7 @@ def scoped(*scope):
 
 @pytest.fixture
 def chosen_scope(monkeypatch):
-    """What is in scope is what `SCOPES` says: a random embedder knows nothing of meaning."""
+    """The scopes of `SCOPES`, since a random embedder knows nothing of meaning."""
 
     def find(space, question):
         return [

@@ -293,9 +293,9 @@ def test_kate_shows_the_nearest_question_first_and_leaves_braces_alone(lm, embed
     ]
     space = tl.build(lm, examples, context=8, embedder=embedder)
     bats = "Q: Are bats blind?\nA: Bats see well.\n\n"
-    (asked,) = tl.KATE(space, k=3).inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
-    assert asked.before.startswith(bats)
-    assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in asked.before
+    (given,) = tl.KATE(space, k=3).inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
+    assert given.before.startswith(bats)
+    assert "Q: Is {answer} a word?\nA: Yes, {question} too.\n\n" in given.before
     last = tl.KATE(space, k=3, nearest_at="end")
-    (asked,) = last.inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
-    assert asked.before.endswith(bats)
+    (given,) = last.inputs(chat_turn(tl.Prompt(), "Are bats blind?"))
+    assert given.before.endswith(bats)

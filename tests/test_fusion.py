@@ -23,6 +23,10 @@ def test_weights_are_shares_of_the_similarity():  # 0.9 / 1.5 and 0.6 / 1.5
     assert torch.allclose(weigh(SIMILARITIES, ROW, 1), torch.tensor([0.6, 0.4]))
 
 
+def test_mean_weights_are_equal():
+    assert torch.equal(weigh(SIMILARITIES, ROW, 1, "mean"), torch.tensor([0.5, 0.5]))
+
+
 def test_aggregated_logits_are_the_weighted_average():
     pull = aggregate(weigh(SIMILARITIES, ROW, 1), ROW, VALUES, 1)
     assert torch.allclose(pull, PULL)

@@ -54,8 +54,8 @@ def test_it_works_in_every_command_in_eval_and_in_reports(
     monkeypatch.chdir(tmp_path)
     short = ["--max-new-tokens", "3"]
     assert ran(capsys, "ask", "--method", "hesitant", "--set", "margin=9", *short, QUESTION)
-    told = ran(capsys, "compare", "--methods", "greedy,hesitant", *short, QUESTION)
-    assert "hesitant\t3" in told
+    shown = ran(capsys, "compare", "--methods", "greedy,hesitant", *short, QUESTION)
+    assert "hesitant\t3" in shown
     assert "hesitant" in ran(capsys, "explain", "--method", "hesitant", *short, QUESTION)
     plan = ["--benchmark", "facts", "--methods", "greedy,hesitant", "--test", "2", *short]
     sweep = ["--sweep", "hesitant.margin=0,9", "--out", "run"]

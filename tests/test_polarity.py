@@ -30,7 +30,7 @@ def scope(monkeypatch):
 
 @pytest.fixture
 def effect(monkeypatch):
-    """Sets the effect of the truth, which a random model gives at random; lists who asked."""
+    """Sets the effect of the truth; lists the threads that compute it."""
     threads = []
 
     def choose(value):

@@ -280,6 +280,17 @@ def test_an_example_is_in_scope_of_its_own_words(embedder, text):
         assert all(one.probability < 1 for one in find_scope(space, other))
 
 
+def test_each_example_is_given_the_part_it_answers_best(one_hot):
+    gold = Example("Does gold rust?", ["Gold does not rust."], ["Gold rusts."], id="gold")
+    space = tl.build(None, [BATS, gold], embedder=CountingEmbedder())
+    turn = "Does gold rust and are bats blind?"
+    found = {one.example.id: one for one in find_scope(space, turn)}
+    assert (found["gold"].part, found["bats"].part) == (0, 1)
+    assert found["gold"].text == "Does gold rust"
+    assert found["bats"].text == "are bats blind?"
+    assert found["bats"].probability == found["bats"].part_probability
+
+
 def test_what_no_part_brings_in_answers_the_part_of_the_first():
     first = ScopedExample(BATS, 0.9, 1, 0.8, "", {})
     whole = ScopedExample(GOLD, 0.7, 0, 0.2, "", {})  # by the turn, by no part

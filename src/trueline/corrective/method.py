@@ -147,8 +147,8 @@ class Corrective(ScopeMethod):
                 answered = [(one.text, one.part) for one in scope]
                 form = replace(form, is_open=leaves_open(read_turn(question), answered))
             # The word is true of one example's answer; before another's it could be false.
-            asks = len(scope) == 1 and not form.opening and wants_yes_or_no(question)
-            options |= {"form": form, "asks_yes_or_no": asks}
+            is_wanted = len(scope) == 1 and not form.opening and wants_yes_or_no(question)
+            options |= {"form": form, "asks_yes_or_no": is_wanted}
         elif self.only_covered:
             scope = [ScopedExample(Example(question, [UNKNOWN]), 1.0)]
             options |= {"is_fixed": True, "is_covered": False}

@@ -1,4 +1,4 @@
-"""What a user says -> its parts, the kind of each question, and the requested form.
+"""A user's turn -> its parts, the kind of each question, and the requested form.
 
 Rules for English. In other languages a turn is still split into sentences, and every kind of
 question is unknown.
@@ -119,7 +119,7 @@ PARTICULAR = ("quantity", "time", "person", "place")  # few answers contain one 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user says, and its parts: each may be a question."""
+    """A user's turn, and its parts: each may be a question."""
 
     text: str
     parts: tuple[str, ...]  # one or more, in order
@@ -131,10 +131,6 @@ class Turn:
         """All that may be a question: the whole, its sentences, parts and topic, each once."""
         topic = (self.topic,) if self.topic else ()
         return tuple(dict.fromkeys((self.text, *self.sentences, *self.parts, *topic)))
-
-    def sentence_of(self, part: int) -> str:
-        found = (sentence for sentence in self.sentences if self.parts[part] in sentence)
-        return next(found, self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +151,15 @@ def read_turn(text: str) -> Turn:
     """Split a turn into sentences, and a sentence where `and` joins two complete ones."""
     whole = text.strip()
     sentences = [one.strip() for one in _SENTENCES.split(whole) if one.strip()][:_MOST]
-    parts = [part for sentence in sentences for part in _clauses(sentence)][:_MOST]
+    parts = []
+    for sentence in sentences:
+        clauses = [one.strip() for one in _CLAUSES.split(sentence) if one.strip()]
+        is_split = all(len(clause.split()) >= _SHORTEST for clause in clauses)
+        parts += clauses if is_split and len(clauses) > 1 else [sentence]
     task = _find_task(whole)
     topic = None if task is None else _TOPIC.search(whole, task)
-    return Turn(
-        whole, tuple(parts) or (whole,), tuple(sentences), topic[1].strip() if topic else ""
-    )
+    subject = topic[1].strip() if topic else ""
+    return Turn(whole, tuple(parts[:_MOST]) or (whole,), tuple(sentences), subject)
 
 
 def wants_text(text: str) -> bool:
@@ -179,12 +178,11 @@ def leaves_open(turn: Turn, answered: Sequence[tuple[str, int]]) -> bool:
     `answered` are texts of the turn, each with the number of the part that is answered best: of
     a text with several questions only the sentence with that part counts.
     """
-    texts = [
-        turn.sentence_of(part)
-        if sum(one.endswith("?") for one in turn.sentences if one in text) > 1
-        else text
-        for text, part in answered
-    ]
+    texts = []
+    for text, part in answered:
+        if sum(one.endswith("?") for one in turn.sentences if one in text) > 1:
+            text = next((one for one in turn.sentences if turn.parts[part] in one), text)
+        texts.append(text)
     questions = [
         part for part in turn.parts if part.endswith("?") or _QUESTION.match(part.lower())
     ]
@@ -203,14 +201,8 @@ def _find_task(text: str) -> int | None:
     return next((start for start in before if _TASK.match(text, start)), None)
 
 
-def _clauses(sentence: str) -> list[str]:
-    clauses = [one.strip() for one in _CLAUSES.split(sentence) if one.strip()]
-    is_split = all(len(clause.split()) >= _SHORTEST for clause in clauses)
-    return clauses if is_split and len(clauses) > 1 else [sentence]
-
-
 def question_kind(text: str) -> QuestionKind:
-    """What kind of thing the last question of a text asks for."""
+    """The kind of thing that the last question of a text is about."""
     found = [one for one in _SENTENCES.split(text.lower().strip()) if one.strip()]
     last = ([one for one in found if one.rstrip(" \"')").endswith("?")] or found or [""])[-1]
     if _OPENING.match(last):
