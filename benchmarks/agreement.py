@@ -34,6 +34,7 @@ import trueline as tl
 from trueline.decode.generate import Continuation, score_continuations
 from trueline.embed import load_embedder
 from trueline.examples import read_examples
+from trueline.lab.benchmarks.tables import Sample
 from trueline.lab.judges.offline import (
     OF_RIGHT,
     SIGNALS,
@@ -46,7 +47,6 @@ from trueline.lab.judges.offline import (
 )
 from trueline.lab.judges.questions import prompt_for
 from trueline.lab.metrics import auroc
-from trueline.lab.samples import Sample
 from trueline.prompts import Prompt, chat_turn
 
 SEED, DRAWS = 0, 1000

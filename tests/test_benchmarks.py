@@ -14,10 +14,9 @@ from trueline.engines.models import ALIASES
 from trueline.errors import ExampleError, MissingExtraError, SettingError
 from trueline.examples import read_examples
 from trueline.lab.benchmarks import paper, read_benchmark
-from trueline.lab.benchmarks.tables import DataTable
+from trueline.lab.benchmarks.tables import Choices, DataTable
 from trueline.lab.judges import prompt_for
 from trueline.lab.run import text_scores
-from trueline.lab.samples import Choices
 
 REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(

@@ -7,11 +7,11 @@ import tiny
 
 import trueline as tl
 from trueline.errors import SettingError
+from trueline.lab.benchmarks.tables import Benchmark, Sample
 from trueline.lab.judges import prompt_for
 from trueline.lab.metrics import BertScore
 from trueline.lab.plan import plan_from
 from trueline.lab.run import _confidence, text_scores
-from trueline.lab.samples import Benchmark, Sample
 from trueline.prompts import Prompt, prompt_sets, prompts_with
 
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy"]}

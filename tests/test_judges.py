@@ -20,6 +20,7 @@ import torch
 from judge_server import HANG, KEY, clean_environment, serving
 
 from trueline.errors import MissingExtraError, SettingError, TruelineError
+from trueline.lab.benchmarks.tables import Sample
 from trueline.lab.judges import Limits, open_judge, prompt_for
 from trueline.lab.judges.models import SERVICES, ResponseCache
 from trueline.lab.judges.offline import (
@@ -34,7 +35,6 @@ from trueline.lab.judges.offline import (
 from trueline.lab.judges.questions import read_verdict
 from trueline.lab.measures import indicative
 from trueline.lab.results import CellResults, VerdictLine
-from trueline.lab.samples import Sample
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUM = Sample(
@@ -504,7 +504,7 @@ def test_the_key_is_in_no_file_and_no_message(tmp_path):
 RUN = """
 import sys
 from trueline.lab.judges import Limits, open_judge
-from trueline.lab.samples import Sample
+from trueline.lab.benchmarks.tables import Sample
 url, first, last, concurrency = sys.argv[1], *map(int, sys.argv[2:])
 sample = Sample("gum", "What happens if you swallow gum?", ("Nothing.",), ("Much.",))
 judge = open_judge(f"cohere@{url}", limits=Limits(concurrency=concurrency))

@@ -4,8 +4,8 @@ import torch
 
 from trueline.errors import SettingError
 from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.benchmarks.tables import Benchmark, Sample
 from trueline.lab.leaks import leak_line, leak_note, leak_report
-from trueline.lab.samples import Benchmark, Sample
 from trueline.types import Example
 
 COUNT = "one two three four five six seven eight nine ten eleven twelve thirteen"

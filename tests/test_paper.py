@@ -15,6 +15,7 @@ from trueline.cli import cli
 from trueline.errors import SettingError
 from trueline.examples import to_lines
 from trueline.lab.benchmarks import BENCHMARKS
+from trueline.lab.benchmarks.tables import Benchmark
 from trueline.lab.cells import benchmark_of
 from trueline.lab.judges.offline import agreement
 from trueline.lab.measures import MEASURES, Average, Column
@@ -37,7 +38,6 @@ from trueline.lab.paper.spaces import (
 from trueline.lab.plan import plan_from
 from trueline.lab.report.tables import MethodRow, tables_of
 from trueline.lab.results import read_results, replace_line
-from trueline.lab.samples import Benchmark
 from trueline.lab.statistics import rank_correlation
 from trueline.types import Example
 

@@ -140,7 +140,6 @@ BAD_FILES = {
     "utf-16": ("methods = []".encode("utf-16"), "UTF-16; save it as UTF-8"),
     "latin-1": (b'out = "caf\xe9"', "in line 1 the byte 0xe9 is not UTF-8; save the file"),
     "deep": (b"stop = " + b"[" * 5_000, "is not readable TOML"),
-    "deep keys": (b"settings." + b"a." * 3_000 + b"b = 1", "settings has a value that results"),
     "digits": (b"test = " + b"9" * 5_000, "is not readable TOML: Exceeds the limit"),
     "large": (b"#" * 1_100_000, "more than 1,000,000 bytes"),
 }

@@ -14,6 +14,7 @@ from conftest import EXAMPLES
 from trueline.errors import ExampleError
 from trueline.examples import to_lines
 from trueline.lab.benchmarks import read_benchmark
+from trueline.lab.benchmarks.tables import Probe
 from trueline.lab.measures import MEASURES, Column, average
 from trueline.lab.metrics import (
     is_run_together,
@@ -31,7 +32,6 @@ from trueline.lab.results import (
     replace_line,
 )
 from trueline.lab.run import run_plan
-from trueline.lab.samples import Probe
 from trueline.types import Example
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"

@@ -20,6 +20,7 @@ from trueline.examples import to_lines
 from trueline.lab.cells import benchmark_of, cells_of
 from trueline.lab.findings import warnings
 from trueline.lab.judges import Limits
+from trueline.lab.judges.questions import Verdict
 from trueline.lab.plan import plan_from
 from trueline.lab.report.pages import report_of, write_report
 from trueline.lab.report.tables import tables_of
@@ -37,7 +38,6 @@ from trueline.lab.results import (
     replace_line,
 )
 from trueline.lab.run import run_plan
-from trueline.lab.samples import Verdict
 from trueline.types import Example
 
 pytestmark = pytest.mark.usefixtures("parts")

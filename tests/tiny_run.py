@@ -6,8 +6,8 @@ import torch
 from conftest import EXAMPLES
 
 from trueline.examples import to_lines
+from trueline.lab.judges.questions import Verdict
 from trueline.lab.results import plain, read_written
-from trueline.lab.samples import Verdict
 from trueline.types import Example
 
 TEST = [

@@ -14,12 +14,12 @@ from attack import mutated, mutated_bytes, rounds, within
 from judge_server import HANG, KEY, clean_environment, completion, serving
 
 from trueline.errors import TruelineError
+from trueline.lab.benchmarks.tables import Sample
 from trueline.lab.judges import Limits, open_judge
 from trueline.lab.judges.models import ResponseCache
 from trueline.lab.judges.offline import OfflineJudge
 from trueline.lab.judges.questions import read_verdict
 from trueline.lab.results import VerdictLine, encode_lines
-from trueline.lab.samples import Sample
 
 GUM = Sample("gum", "What happens if you swallow gum?", ("It passes.",), ("It stays.",))
 OWN = "sk-own-service-aabbccddeeff"  # never to be seen by a server of these tests

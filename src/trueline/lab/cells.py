@@ -19,6 +19,7 @@ from trueline.errors import SettingError
 from trueline.examples import digest
 from trueline.files import file_hash, reason
 from trueline.lab import results
+from trueline.lab.benchmarks.tables import Benchmark, Sample, bare_letters
 from trueline.lab.plan import (
     BUILD,
     SAMPLING,
@@ -28,7 +29,6 @@ from trueline.lab.plan import (
     Variant,
     default_build,
 )
-from trueline.lab.samples import Benchmark, Sample, bare_letters
 from trueline.methods import PLAIN, default_settings, make_method, settings_fields
 from trueline.prompts import chat_turn
 from trueline.types import Sampling

@@ -10,12 +10,12 @@ import numpy as np
 
 from trueline.lab.metrics import words_of
 from trueline.lab.results import Leak, LeaksLine, replace_line
-from trueline.lab.samples import Benchmark, Sample
 from trueline.settings import Between, check_value
 from trueline.types import Example
 
 if TYPE_CHECKING:
     from trueline.embed import Embedder
+    from trueline.lab.benchmarks.tables import Benchmark, Sample
 
 _Text = tuple[str, str, tuple[str, ...]]  # the id of its sample or example, the text, its words
 _Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score

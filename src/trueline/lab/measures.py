@@ -12,10 +12,10 @@ from statistics import stdev
 from typing import Any, Literal
 
 from trueline.examples import COVERED, Regime
+from trueline.lab.judges.questions import About
 from trueline.lab.metrics import auroc, ece
 from trueline.lab.plan import Mode
 from trueline.lab.results import CellResults
-from trueline.lab.samples import About
 from trueline.lab.statistics import (
     Difference,
     mcnemar,

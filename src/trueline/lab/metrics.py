@@ -15,13 +15,15 @@ from functools import cache
 from itertools import combinations
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trueline.errors import SettingError, import_extra
 from trueline.examples import Regime
-from trueline.lab.samples import Match, Probe
+
+if TYPE_CHECKING:
+    from trueline.lab.benchmarks.tables import Match, Probe
 from trueline.lab.statistics import Floats, as_columns, average_ranks
 from trueline.types import Example
 

@@ -17,8 +17,8 @@ from msgspec import Meta
 from trueline.errors import SettingError
 from trueline.examples import LOCAL, Regime
 from trueline.files import read_bytes, reason, replacing, sync
+from trueline.lab.judges.questions import About
 from trueline.lab.plan import Control, Mode
-from trueline.lab.samples import About
 
 RESULTS = "results.jsonl"
 _IDENTITY = ("cell", "sample", "judge", "about")  # no two lines of a kind share all of these

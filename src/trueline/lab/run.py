@@ -12,6 +12,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from trueline.errors import ClusterError, SettingError
+from trueline.lab.benchmarks.tables import Benchmark, Choices, Sample
 from trueline.lab.cells import (
     Cell,
     benchmark_of,
@@ -47,7 +48,6 @@ from trueline.lab.results import (
     open_journal,
     replace_line,
 )
-from trueline.lab.samples import Benchmark, Choices, Sample
 from trueline.settings import Between, check_value
 from trueline.text import counted
 

@@ -21,8 +21,8 @@ from trueline.examples import (
     to_lines,
 )
 from trueline.lab.benchmarks import paper, regimes
-from trueline.lab.benchmarks.tables import Pools, row_of
-from trueline.lab.samples import Benchmark, Sample, Task
+from trueline.lab.benchmarks.tables import Benchmark, Pools, Sample, row_of
+from trueline.lab.judges.questions import Task
 from trueline.settings import check_value, whole_number
 from trueline.text import shown
 from trueline.types import Example

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from trueline.errors import ExampleError
 from trueline.lab.benchmarks.tables import (
+    Choices,
     DataTable,
     Hub,
     Line,
     Pools,
+    Sample,
     distinct,
     is_text,
     read_table,
 )
-from trueline.lab.samples import Choices, Sample
 
 
 def _same(*names: str) -> dict[str, tuple[str, str]]:

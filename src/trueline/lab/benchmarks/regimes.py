@@ -17,13 +17,14 @@ from trueline.examples import LOCAL, Regime, read_examples, shipped_questions
 from trueline.lab.benchmarks.tables import (
     DataTable,
     Pools,
+    Probe,
+    Sample,
     distinct,
     find_table,
     read_table,
     row_of,
 )
 from trueline.lab.metrics import match_for, words_of
-from trueline.lab.samples import Probe, Sample
 from trueline.types import Example
 
 _OF_EACH = 200  # unrelated questions of each table, evenly spaced

@@ -8,13 +8,80 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trueline.errors import ExampleError, import_extra
+from trueline.examples import Regime
 from trueline.files import capped_lines, open_unpacked, reason
-from trueline.lab.samples import Choices, Sample
+from trueline.prompts import Layout, Prompt, prompt_sets
 from trueline.text import has_half_character
 from trueline.types import Example
+
+if TYPE_CHECKING:
+    from trueline.lab.judges.questions import Task
+
+
+Match = Literal["wording", "told", "target", "entry"]  # when an answer counts as right
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Candidate answers to score, and which of them are truthful."""
+
+    texts: tuple[str, ...]
+    is_true: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The regime of a question, and when its answer is right."""
+
+    regime: Regime
+    meant: tuple[Example, ...] = ()  # they answer it; empty: the answer must not change
+    about: tuple[str, ...] = ()  # ids of examples; without them it is left out
+    match: Match = "wording"
+    check: Mapping[str, Any] = field(default_factory=dict)  # the requested form
+    polarity: Literal["", "yes", "no"] = ""  # the true answer to a question of yes or no
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A question to evaluate on, with its known right and wrong answers."""
+
+    id: str
+    question: str  # what goes into the prompt; for a summary, the document
+    answers: tuple[str, ...] = ()  # truthful, the best one first
+    wrong_answers: tuple[str, ...] = ()
+    single: Choices | None = None  # MC1: one of them is truthful
+    multiple: Choices | None = None  # MC2 and MC3: several are
+    knowledge: str = ""  # HaluEval's; only for the hash of the data
+    category: str = ""  # its authors'; only for the hash of the data
+    probe: Probe | None = None  # None: a question without a regime
+    source: str = ""  # of an example; not in the hash of the data
+
+
+def bare_letters(question: str) -> str:
+    """A question in lower case without signs and spaces, to compare two copies of it."""
+    return "".join(sign for sign in question.lower() if sign.isalnum())
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Examples to ground with and samples to test on, as they were read."""
+
+    name: str
+    task: Task
+    ground: tuple[Example, ...]
+    test: tuple[Sample, ...]
+    hash: str  # of examples and samples, in order
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for methods that have them
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows read, kept, left out
+    layout: Layout = "lines"  # of the prompt
+
+    @property
+    def prompt(self) -> Prompt:
+        """The paper's prompt for its task."""
+        return prompt_sets(self.layout)[self.task].base
 
 
 @dataclass(frozen=True, slots=True)

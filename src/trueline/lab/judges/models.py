@@ -26,15 +26,17 @@ from trueline.engines.fetch import home
 from trueline.errors import SettingError, TruelineError, import_extra
 from trueline.lab.judges.questions import (
     NO_REFERENCE,
+    About,
     Items,
     Questions,
+    Task,
+    Verdict,
     judge_hash,
     judge_id,
     price_of,
     prompt_for,
     read_verdict,
 )
-from trueline.lab.samples import About, Task, Verdict
 from trueline.prompts import Prompt
 from trueline.settings import Between, check_values, whole_number
 

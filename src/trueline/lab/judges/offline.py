@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.lab.judges.questions import NO_REFERENCE, Items, judge_hash
+from trueline.lab.judges.questions import NO_REFERENCE, About, Items, Task, Verdict, judge_hash
 from trueline.lab.metrics import rouge_l, words_of
-from trueline.lab.samples import About, Sample, Task, Verdict
 
 if TYPE_CHECKING:
     from trueline.embed import Embedder
+    from trueline.lab.benchmarks.tables import Sample
 
 
 Floats = NDArray[np.float64]

@@ -8,14 +8,18 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from trueline.lab.samples import About, Sample, Task, Verdict
+if TYPE_CHECKING:
+    from trueline.lab.benchmarks.tables import Sample
 
 Questions = Literal["ours", "paper"]  # the questions that judges get
-Items = Sequence[tuple[Sample, str]]  # samples, each with the answer to judge
+Task = Literal["question", "dialogue", "summary"]
+About = Literal["truth", "info", "hallucination"]  # the question to a judge about an answer
+Items = Sequence[tuple["Sample", str]]  # samples, each with the answer to judge
 NO_REFERENCE = "no reference answer to judge by"
 _LABELS: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
     "truth": dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True)
@@ -50,6 +54,22 @@ _DOUBT = re.compile(  # what takes back part of the verdict before it
     r"(?:but|or|though|although|however|except|unless|partly|partially|mostly|somewhat|maybe"
     r"|perhaps)\b"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judge's verdict on one answer."""
+
+    judge: str  # its id, with the model it runs on
+    about: About
+    label: bool | None  # None: it could not be read, and the answer stays unscored
+    raw: str  # what the judge wrote, or the reason there is no verdict
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cost: float | None = None  # in US dollars, where the price is known
+    is_cached: bool = False
+    is_answered: bool = True  # False: a service gave no response; the next run tries again
+    basis: str = ""  # the rule it follows: a name in the judge's `agreement`
 
 
 class Judge(Protocol):

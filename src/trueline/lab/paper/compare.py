@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.explain.text import moves
+from trueline.lab.benchmarks.tables import bare_letters
 from trueline.lab.cells import benchmark_of, model_of
 from trueline.lab.findings import agreement_notes
 from trueline.lab.measures import MEASURES, Average, Column
@@ -26,7 +27,6 @@ from trueline.lab.report.tables import (
     sweeps_of,
     swept_settings,
 )
-from trueline.lab.samples import bare_letters
 from trueline.lab.statistics import rank_correlation
 
 _JUDGED = ("truth", "info", "truth_info", "hallucination")

@@ -26,7 +26,7 @@ from trueline.lab.run import OnLabelledProgress
 
 if TYPE_CHECKING:
     from trueline.engines.base import Engine
-    from trueline.lab.samples import Benchmark
+    from trueline.lab.benchmarks.tables import Benchmark
     from trueline.space import GroundingSpace
 
 

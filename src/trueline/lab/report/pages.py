@@ -23,6 +23,7 @@ from trueline.lab.findings import (
     needs_controls,
     warnings,
 )
+from trueline.lab.judges.questions import About, Task
 from trueline.lab.leaks import leak_note
 from trueline.lab.measures import Column
 from trueline.lab.report.plots import FEWEST, plots_of
@@ -39,7 +40,6 @@ from trueline.lab.report.tables import (
     tables_of,
 )
 from trueline.lab.results import AnswerLine, CellResults, RunResults, plain, read_results
-from trueline.lab.samples import About, Task
 from trueline.methods import PLAIN
 from trueline.text import visible_line
 
