@@ -132,16 +132,10 @@ def test_a_click_or_a_key_pins_and_a_second_click_or_escape_unpins(visit):
     assert "Token 3 of 5" in evidence(page)
 
 
-def test_one_stop_of_the_tab_key_holds_all_tokens_and_arrows_move_within(visit):
+def test_arrow_keys_move_from_token_to_token(visit):
     page = visit()
-    stops = []
-    for _ in range(3):
-        page.keyboard.press("Tab")
-        stops.append(focused(page))
-    assert stops[0] == "Dark theme"
-    assert stops[1].startswith("token 1")
-    assert not stops[2].startswith("token")
-    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
     moves = {"ArrowRight": 2, "ArrowLeft": 1, "ArrowDown": 3, "End": 5, "ArrowUp": 4, "Home": 1}
     for key, number in moves.items():  # down and up: the next and the last changed token
         page.keyboard.press(key)
