@@ -28,6 +28,45 @@ Found = tuple[Hits, ...]  # the hits of a step, one for each set of entries that
 _CHUNK = 64  # entries whose logits are computed at once, if the head is not linear
 
 
+# The arithmetic of stages 2 and 3, for hits (i, row) of all rows of a step.
+
+
+def weigh(s: Tensor, rows: Tensor, count: int, how: Aggregation = "weighted") -> Tensor:
+    """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; each row's sum to 1."""
+    shares = s if how == "weighted" else torch.ones_like(s)
+    totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
+    return (shares / totals[rows]).nan_to_num(0.0)  # cosines of 0, below a negative tau
+
+
+def aggregate(weights: Tensor, rows: Tensor, values: Tensor, count: int) -> Tensor:
+    """sum_i w_i v_i in each row: (hits, width) -> (count, width); zero without a hit.
+
+    On a CPU hits are added one after the other, so a row's sum does not depend on its batch.
+    """
+    total = values.new_zeros(count, values.shape[1])
+    return total.index_add_(0, rows, values * weights[:, None])
+
+
+def fuse(
+    base: Tensor, pull: Tensor, hit: Tensor, *, alpha: float, how: Fusion = "add"
+) -> Tensor:
+    """Combine the model's own (rows, width) with the neighbors' sum, in rows with a hit.
+
+    add: base + alpha * pull
+    mix: (1 - alpha) * base + alpha * pull
+    prob: log((1 - alpha) * softmax(base) + alpha * softmax(pull)), for logits only
+    """
+    if how == "add":
+        fused = base + alpha * pull
+    elif how == "mix":
+        fused = (1 - alpha) * base + alpha * pull
+    else:
+        own, theirs = base.float().log_softmax(-1), pull.float().log_softmax(-1)
+        log_shares = [float(torch.tensor(share).log()) for share in (1 - alpha, alpha)]
+        fused = torch.logaddexp(own + log_shares[0], theirs + log_shares[1])
+    return torch.where(hit[:, None], fused.to(base.dtype), base)
+
+
 class EntryMethod(SpaceMethod):
     """Looks up which entries of its space are near to the last tokens."""
 
@@ -90,12 +129,13 @@ class RAD(EntryMethod):
 
     def adjust(self, step: Step) -> Adjusted:
         """l_final of every row, from which the loop picks x_t."""
-        # Stage 1: retrieve S. Mostly this was done while the model read.
+        # Stage 1: retrieve S with e_t (see `prefetch`), mostly while the model read.
         S = self.prefetch(step.rows)() if step.fetched is None else step.fetched
         # Stage 2: aggregate with w_i.
         sets = self.weighed(step.rows, S)
         if not any(map(len, sets)):  # S is empty in every row
             return Adjusted(step.logits, sets)
+        # Where the head is linear, l are states: its logits of the sum are the sum of logits.
         l_base, is_state = self._base(step)
         l_agg = [near.aggregated(is_state=is_state) for near in sets]  # sum_{i in S} w_i l_i
         # Stage 3: add alpha * l_agg.
@@ -214,98 +254,6 @@ class RAD(EntryMethod):
 
 
 @dataclass(frozen=True)
-class KNNLM(EntryMethod):
-    """Mix the model's distribution with the next tokens of near contexts (arXiv 1911.00172).
-
-    p = (1 - lam) * p_model + lam * p_knn,   p_knn(x) = sum_{i of k : x_i = x} softmax(-d_i)
-    d_i is the squared distance of the unit vectors. The paper's setting is a space built with
-    context="full"; the space of RAD works too.
-    """
-
-    space: GroundingSpace
-    k: Annotated[int, Between(1)] = 1024  # neighbors, or all if there are fewer
-    lam: Annotated[float, Between(0, 1)] = 0.5  # weight of the neighbors; 0 is plain decoding
-    name = "knn-lm"
-    needs = Needs(space=True, context="full")
-
-    def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
-        return (self.retriever(lm).nearest(e_t, self.k),)
-
-    def adjust(self, step: Step) -> Adjusted:
-        if self.lam == 0:
-            return Adjusted(step.logits)
-        lm, count, retriever = step.lm, len(step.rows), self.retriever(step.lm)
-        (hits,) = self.prefetch(step.rows)() if step.fetched is None else step.fetched
-        distances = 2 - 2 * hits.similarities.view(count, -1)  # (rows, k), of unit vectors
-        weights = (-distances).softmax(-1).reshape(-1)
-        tokens = retriever.tokens[hits.entries]
-        weights = weights * (tokens >= 0)  # an end without an own token has no vote
-        p_model = step.logits.float().log_softmax(-1)
-        p_knn = torch.zeros_like(p_model)  # (rows, vocabulary)
-        p_knn.index_put_((hits.rows, tokens.clamp(min=0)), weights, accumulate=True)
-        keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
-        mixed = torch.logaddexp(p_model + keep, p_knn.log() + math.log(self.lam))
-        neighbors = Neighbors(self.space, lm, retriever, hits, weights, self.lam, count, True)
-        return Adjusted(mixed, (neighbors,))
-
-
-# The arithmetic.
-
-
-def weigh(s: Tensor, rows: Tensor, count: int, how: Aggregation = "weighted") -> Tensor:
-    """The weight of each hit in its row: s_i / sum_S s, or 1 / |S|; each row's sum to 1."""
-    shares = s if how == "weighted" else torch.ones_like(s)
-    totals = shares.new_zeros(count).index_add_(0, rows, shares)  # (count,)
-    return (shares / totals[rows]).nan_to_num(0.0)  # cosines of 0, below a negative tau
-
-
-def aggregate(weights: Tensor, rows: Tensor, values: Tensor, count: int) -> Tensor:
-    """sum_i w_i v_i in each row: (hits, width) -> (count, width); zero without a hit.
-
-    On a CPU hits are added one after the other, so a row's sum does not depend on its batch.
-    """
-    total = values.new_zeros(count, values.shape[1])
-    return total.index_add_(0, rows, values * weights[:, None])
-
-
-def fuse(
-    base: Tensor, pull: Tensor, hit: Tensor, *, alpha: float, how: Fusion = "add"
-) -> Tensor:
-    """Combine the model's own (rows, width) with the neighbors' sum, in rows with a hit.
-
-    add: base + alpha * pull
-    mix: (1 - alpha) * base + alpha * pull
-    prob: log((1 - alpha) * softmax(base) + alpha * softmax(pull)), for logits only
-    """
-    if how == "add":
-        fused = base + alpha * pull
-    elif how == "mix":
-        fused = (1 - alpha) * base + alpha * pull
-    else:
-        own, theirs = base.float().log_softmax(-1), pull.float().log_softmax(-1)
-        log_shares = [float(torch.tensor(share).log()) for share in (1 - alpha, alpha)]
-        fused = torch.logaddexp(own + log_shares[0], theirs + log_shares[1])
-    return torch.where(hit[:, None], fused.to(base.dtype), base)
-
-
-def neutralize(fused: Tensor, hit: Tensor, alpha: float) -> Tensor:
-    """Undo how far `add` stretches the rows with a hit: the model's own scale."""
-    return torch.where(hit[:, None], fused / (1 + alpha), fused)
-
-
-def entries_of(space: GroundingSpace) -> RadEntries:
-    assert space.entries is not None
-    return space.entries
-
-
-def is_linear(space: GroundingSpace, lm: Engine) -> bool:
-    """Whether a sum of stored values gives the sum of their logits."""
-    made = entries_of(space).settings
-    is_shown = made.head == "linear" and lm.head is not None and lm.head.is_linear
-    return is_shown and made.values == "hidden"
-
-
-@dataclass(frozen=True)
 class Neighbors:
     """The hits of a step in one set of entries, with the weight each has in its row."""
 
@@ -388,3 +336,56 @@ class Neighbors:
             )
             found.append(neighbor)
         return found
+
+
+@dataclass(frozen=True)
+class KNNLM(EntryMethod):
+    """Mix the model's distribution with the next tokens of near contexts (arXiv 1911.00172).
+
+    p = (1 - lam) * p_model + lam * p_knn,   p_knn(x) = sum_{i of k : x_i = x} softmax(-d_i)
+    d_i is the squared distance of the unit vectors. The paper's setting is a space built with
+    context="full"; the space of RAD works too.
+    """
+
+    space: GroundingSpace
+    k: Annotated[int, Between(1)] = 1024  # neighbors, or all if there are fewer
+    lam: Annotated[float, Between(0, 1)] = 0.5  # weight of the neighbors; 0 is plain decoding
+    name = "knn-lm"
+    needs = Needs(space=True, context="full")
+
+    def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
+        return (self.retriever(lm).nearest(e_t, self.k),)
+
+    def adjust(self, step: Step) -> Adjusted:
+        if self.lam == 0:
+            return Adjusted(step.logits)
+        lm, count, retriever = step.lm, len(step.rows), self.retriever(step.lm)
+        (hits,) = self.prefetch(step.rows)() if step.fetched is None else step.fetched
+        distances = 2 - 2 * hits.similarities.view(count, -1)  # (rows, k), of unit vectors
+        weights = (-distances).softmax(-1).reshape(-1)
+        tokens = retriever.tokens[hits.entries]
+        weights = weights * (tokens >= 0)  # an end without an own token has no vote
+        p_model = step.logits.float().log_softmax(-1)
+        p_knn = torch.zeros_like(p_model)  # (rows, vocabulary)
+        p_knn.index_put_((hits.rows, tokens.clamp(min=0)), weights, accumulate=True)
+        keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
+        mixed = torch.logaddexp(p_model + keep, p_knn.log() + math.log(self.lam))
+        neighbors = Neighbors(self.space, lm, retriever, hits, weights, self.lam, count, True)
+        return Adjusted(mixed, (neighbors,))
+
+
+def neutralize(fused: Tensor, hit: Tensor, alpha: float) -> Tensor:
+    """Undo how far `add` stretches the rows with a hit: the model's own scale."""
+    return torch.where(hit[:, None], fused / (1 + alpha), fused)
+
+
+def entries_of(space: GroundingSpace) -> RadEntries:
+    assert space.entries is not None
+    return space.entries
+
+
+def is_linear(space: GroundingSpace, lm: Engine) -> bool:
+    """Whether a sum of stored values gives the sum of their logits."""
+    made = entries_of(space).settings
+    is_shown = made.head == "linear" and lm.head is not None and lm.head.is_linear
+    return is_shown and made.values == "hidden"
