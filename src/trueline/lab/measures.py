@@ -46,7 +46,7 @@ class Measure:
     is_percent: bool = True
     is_binary: bool = False  # right or wrong, one a sample: McNemar's test applies
     digits: int = 1
-    asks: tuple[About, ...] = ()  # the verdicts it needs; empty: no judge
+    verdicts: tuple[About, ...] = ()  # the verdicts it needs; empty: no judge
     regimes: tuple[Regime, ...] = ()  # the answers it looks at; empty: all
     score: str = ""  # the score of an answer it shows; empty: the one named like the key
 
@@ -58,7 +58,9 @@ class Measure:
 _regime = partial(Measure, group="Regimes", better=1, is_binary=True, score="right")
 _form = partial(Measure, group="Fluency and form", better=-1, is_binary=True, regimes=COVERED)
 _judged = partial(Measure, group="Judged", better=1, is_binary=True)
-_calibration = partial(Measure, group="Behaviour", is_percent=False, digits=3, asks=("truth",))
+_calibration = partial(
+    Measure, group="Behaviour", is_percent=False, digits=3, verdicts=("truth",)
+)
 MEASURES = {
     measure.key: measure
     for measure in (
@@ -75,10 +77,10 @@ MEASURES = {
         _form("cut", "cut off"),
         _form("form", "form kept", better=1),
         _form("wrong_polarity", "wrong yes or no"),
-        _judged("truth", "%Truth", asks=("truth",)),
-        _judged("info", "%Info", asks=("info",)),
-        _judged("truth_info", "T*I", asks=("truth", "info"), is_binary=False),
-        _judged("hallucination", "HalluRate", asks=("hallucination",), better=-1),
+        _judged("truth", "%Truth", verdicts=("truth",)),
+        _judged("info", "%Info", verdicts=("info",)),
+        _judged("truth_info", "T*I", verdicts=("truth", "info"), is_binary=False),
+        _judged("hallucination", "HalluRate", verdicts=("hallucination",), better=-1),
         Measure("rouge_l", "ROUGE-L", "Overlap", 1),
         Measure("bleu", "BLEU", "Overlap", 1),
         Measure("bertscore", "BERTScore", "Overlap", 1),
@@ -122,7 +124,7 @@ class Average:
     spread: float | None = None  # standard deviation of the seeds' means
     difference: Difference | None = None  # from the baseline, paired
     p_holm: float | None = None  # corrected for the comparisons of its column (Holm)
-    effect: str = ""  # what the controls say of a gain; empty: no gain, or no control
+    effect: str = ""  # what the controls show about a gain; empty: no gain, or no control
     is_best: bool = False
 
     @property
@@ -159,7 +161,7 @@ def columns_of(cells: Cells) -> list[Column]:
         column
         for measure in MEASURES.values()
         for cell in cells
-        for judge in (cell.judges if measure.asks else ("",))
+        for judge in (cell.judges if measure.verdicts else ("",))
         if _number(cell, column := Column(measure, judge)) is not None or _scored(cell, column)
     ]
     return list(dict.fromkeys(columns))
@@ -201,8 +203,8 @@ def _looked_at(cell: CellResults, column: Column) -> tuple[Mapping[str, float | 
     key, score = measure.key, measure.score or measure.key
     if key in STATISTICS or key == "speed":
         return {}, 0
-    if measure.asks:
-        values = cell.labels(measure.asks[0], judge)
+    if measure.verdicts:
+        values = cell.labels(measure.verdicts[0], judge)
         if key == "truth_info":  # of samples with both verdicts; the product is of their means
             info = cell.labels("info", judge)
             values = {
@@ -340,7 +342,7 @@ def indicative_columns(cells: Cells, columns: Sequence[Column]) -> frozenset[str
     """The ids of the columns that need a judge whose verdicts are only indicative."""
     hints = indicative(cells)
     return frozenset(
-        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.asks)
+        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.verdicts)
     )
 
 
