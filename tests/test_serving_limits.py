@@ -260,7 +260,12 @@ def test_other_hosts_other_sites_and_a_draining_server_are_refused(chat, space):
         foreign = http.get("/v1/models", headers={"host": "evil.example"})
         assert outcome(foreign) == (421, "wrong_host")
         assert allowed not in http.options("/v1/chat/completions", headers=origin).headers
-        assert outcome(http.get("/nothing")) == (404, "not_found")
+        unknown = http.get("/nothing")
+        assert outcome(unknown) == (404, "not_found")
+        for answer in (foreign, unknown, http.get("/"), http.get("/v1/models")):
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["x-frame-options"] == "DENY"
         assert outcome(http.get("/v1/completions")) == (405, "method_not_allowed")
         running.service.is_draining = True
         refused = post(running, body())

@@ -28,6 +28,11 @@ VARIABLES: Mapping[str, Role] = {"TRUELINE_API_KEY": "user", "TRUELINE_ADMIN_KEY
 _SHORTEST_KEY = 20  # characters; a shorter key can be guessed from its hash
 _KEY_LINE = re.compile(r"(user|admin)\s+sha256:([0-9a-f]{64})(?:\s.*)?")
 _PUBLIC_PATHS = ("/", "/health", "/ready")  # need no key
+_SAFE_HEADERS = {  # no guessed types, no address of a page for other sites, no frames
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
 _CLIENT_LEFT = 499  # nginx's status for a client that left before its answer
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -177,7 +182,7 @@ class AccessMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = {"x-request-id": facts["id"], "x-content-type-options": "nosniff"}
+                headers = {"x-request-id": facts["id"], **_SAFE_HEADERS}
                 MutableHeaders(scope=message).update(headers)
             await send(message)
 
