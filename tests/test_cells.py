@@ -245,8 +245,8 @@ def test_every_judge_is_known_by_what_it_is_made_of(embedder, tmp_path):
     lm, other = tiny.language_model("llama"), model_with(weight=(0, 0))
     pairs = [
         (OfflineJudge(embedder), OfflineJudge(vectors)),
-        (LocalJudge(lm), LocalJudge(other)),
-        (LocalJudge(lm), LocalJudge(lm, max_new_tokens=9)),
+        (LocalJudge(lm, 8, "ours"), LocalJudge(other, 8, "ours")),
+        (LocalJudge(lm, 8, "ours"), LocalJudge(lm, 9, "ours")),
     ]
     for one, two in pairs:
         assert one.id == two.id

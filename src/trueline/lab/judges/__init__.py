@@ -50,15 +50,12 @@ def open_judge(
             from trueline.engines import load
 
             lm = load(model)
-        return LocalJudge(
-            lm, max_new_tokens=8 if max_tokens is None else max_tokens, questions=questions
-        )
+        return LocalJudge(lm, 8 if max_tokens is None else max_tokens, questions)
     # An address without http:// would pass as part of the model.
     if kind in SERVICES and not re.search(r"@(?:localhost|[^@]*[.:/])", model):
+        # A verdict is one word; models that think first need more.
         tokens = 16 if max_tokens is None else max_tokens
-        return ServiceJudge(
-            kind, model, url, cache=cache, limits=limits, max_tokens=tokens, questions=questions
-        )
+        return ServiceJudge(kind, model, url, cache, limits, tokens, questions)
     raise SettingError(
         f"{name!r} is not a judge; there are {', '.join(JUDGES)}, and BASE_URL begins with "
         "http:// or https://"

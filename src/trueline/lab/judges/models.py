@@ -11,7 +11,6 @@ import random
 import re
 import sqlite3
 from asyncio import sleep
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -26,13 +25,13 @@ from trueline.engines.fetch import home
 from trueline.errors import SettingError, TruelineError, import_extra
 from trueline.lab.judges.questions import (
     NO_REFERENCE,
+    SUFFIXES,
     About,
     Items,
     Questions,
     Task,
     Verdict,
     judge_hash,
-    judge_id,
     price_of,
     prompt_for,
     read_verdict,
@@ -103,10 +102,8 @@ class Limits:
 class LocalJudge:
     """A language model on this machine that generates a few tokens, by plain decoding."""
 
-    def __init__(
-        self, lm: Engine, *, max_new_tokens: int = 8, questions: Questions = "ours"
-    ) -> None:
-        self.id, self._questions = judge_id(f"local:{lm.id}", questions), questions
+    def __init__(self, lm: Engine, max_new_tokens: int, questions: Questions) -> None:
+        self.id, self._questions = f"local:{lm.id}{SUFFIXES[questions]}", questions
         self._lm, self._max_new_tokens = lm, whole_number(max_new_tokens, "max_tokens")
 
     @property
@@ -150,13 +147,12 @@ class ServiceJudge:
     def __init__(
         self,
         kind: str,
-        model: str = "",
-        url: str = "",
-        *,
-        cache: Path | None = None,
-        limits: Limits | None = None,
-        max_tokens: int = 16,  # a verdict is one word; models that think first need more
-        questions: Questions = "ours",
+        model: str,
+        url: str,
+        cache: Path | None,
+        limits: Limits | None,
+        max_tokens: int,
+        questions: Questions,
     ) -> None:
         service, environment = SERVICES[kind], os.environ
         self._model = model or service.default_model
@@ -168,7 +164,14 @@ class ServiceJudge:
         # A plan can name any address; a key goes only to the one the environment gives it.
         names = service.key_variables if self._url == own else ()
         names += (_KEY,) if bound and _address(bound) == self._url else ()
-        self._key = _key_in(names, self._url)
+        keys = ((name, environment.get(name, "").strip()) for name in names)
+        key_name, self._key = next((pair for pair in keys if pair[1]), ("", ""))
+        is_safe = self._url.startswith("https://") or _is_loopback(self._url)
+        if self._key and not (is_safe and re.fullmatch("[!-~]+", self._key)):
+            raise SettingError(
+                f"the key in {key_name} cannot be sent to {self._url}: a key is plain ASCII "
+                "without spaces, and goes only to https:// or to this machine"
+            )
         self._advice = f"set {' or '.join(service.key_variables)}"
         if self._url != own:
             self._advice = f"set {_URL} to {self._url} and {_KEY} to its key"
@@ -178,7 +181,7 @@ class ServiceJudge:
                 "judge `offline`, which needs none"
             )
         name = f"{kind}:{self._model}" + (f"@{self._url}" if self._url != service.url else "")
-        self.id, self._questions = judge_id(name, questions), questions
+        self.id, self._questions = name + SUFFIXES[questions], questions
         self._limits = limits or Limits()
         self._max_tokens = whole_number(max_tokens, "max_tokens")
         self._cache, self._free_at = ResponseCache(cache), monotonic()
@@ -220,7 +223,7 @@ class ServiceJudge:
         """The verdict in the cache, or else that of the service, after some tries."""
         parameters = {"temperature": 0, "max_tokens": self._max_tokens}
         parts = json.dumps([self.id, self._model, prompt, parameters], sort_keys=True)
-        key = hashlib.sha256(parts.encode()).hexdigest()
+        key, limits = hashlib.sha256(parts.encode()).hexdigest(), self._limits
         async with gate:
             response = self._cache.read(key)
             is_cached, attempt = response is not None, 0
@@ -230,24 +233,17 @@ class ServiceJudge:
                     response = await self._try(client, prompt)
                     self._cache.write(key, self.id, response)
                 except _FailedTry as failed:
-                    if not await self._pause(failed, attempt):
+                    if attempt == limits.tries or (failed.pause or 0.0) > limits.patience:
                         reason = f"(no response: {failed}; tried {attempt} times)"
                         return Verdict(self.id, about, None, reason, is_answered=False)
+                    if failed.pause is not None:  # for all requests
+                        self._free_at = max(self._free_at, monotonic() + failed.pause)
+                        continue
+                    # Random: requests that failed together should not come back together.
+                    backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+                    await sleep(min(backoff, limits.patience))
         label, cost = read_verdict(response[0], about), price_of(self._model, *response[1:])
         return Verdict(self.id, about, label, *response, cost, is_cached)
-
-    async def _pause(self, failed: _FailedTry, attempt: int) -> bool:
-        """Wait for another try; False if there is none."""
-        limits, pause = self._limits, failed.pause
-        if attempt == limits.tries or (pause or 0.0) > limits.patience:
-            return False
-        if pause is None:
-            # Random: requests that failed together should not come back together.
-            backoff = limits.backoff * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
-            await sleep(min(backoff, limits.patience))
-        else:  # for all requests
-            self._free_at = max(self._free_at, monotonic() + pause)
-        return True
 
     async def _try(self, client: AsyncOpenAI, prompt: str) -> Response:
         """Send a question once; a TruelineError means that every other would fail too."""
@@ -386,19 +382,6 @@ def _address(text: str) -> str:
 
 def _is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-
-
-def _key_in(variables: Iterable[str], url: str) -> str:
-    """The first key that is set, fit to be sent to the address; empty without one."""
-    keys = ((name, os.environ.get(name, "").strip()) for name in variables)
-    name, key = next((pair for pair in keys if pair[1]), ("", ""))
-    is_safe = url.startswith("https://") or _is_loopback(url)
-    if key and not (is_safe and re.fullmatch("[!-~]+", key)):
-        raise SettingError(
-            f"the key in {name} cannot be sent to {url}: a key is plain ASCII without spaces, "
-            "and goes only to https:// or to this machine"
-        )
-    return key
 
 
 def _pause_in(retry_after: str) -> float | None:

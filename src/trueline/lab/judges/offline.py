@@ -9,11 +9,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -92,7 +92,7 @@ class OfflineJudge:
 
     def ratings(self, about: About, items: Items) -> list[Rating]:
         """The scores of the verdicts, in the order of the items."""
-        rate = {"truth": _truth, "info": _info, "hallucination": _hallucination}[about]
+        rate = _hallucination if about == "hallucination" else partial(_regressed, about)
         items = [(sample, answer.strip()) for sample, answer in items]
         self._vectors.add(text for item in items for text in texts_for(*item))
         found = [rate(*item, self._vectors) for item in items]
@@ -103,24 +103,6 @@ class OfflineJudge:
 def agreement() -> dict[str, Any]:
     """How often judges agree with people, by `basis`; made by benchmarks/agreement.py."""
     return dict(json.loads((files(__package__) / "agreement.json").read_text("utf-8")))
-
-
-def _truth(sample: Sample, answer: str, vectors: Vectors) -> Rating:
-    """True by a regression, which depends on whether wrong answers are known."""
-    if not sample.answers:
-        return Rating(None, NO_REFERENCE)
-    basis = "truth_signals" if sample.wrong_answers else "references_signals"
-    if why := broken(sample, answer):
-        return Rating(_BROKEN, why, basis)
-    return _by_regression(basis, sample, answer, vectors)
-
-
-def _by_regression(basis: str, sample: Sample, answer: str, vectors: Vectors) -> Rating:
-    found = signals_of(sample, answer, vectors)
-    score = regressions()[basis].score(found)
-    names = [name for name in ("right", "wrong", "evasive") if found[name]]
-    near = ", ".join(f"{name} {found[name]:.2f}" for name in names)
-    return Rating(score, f"log-odds {score:+.2f} ({near})", basis)
 
 
 def _hallucination(sample: Sample, answer: str, vectors: Vectors) -> Rating:
@@ -137,29 +119,42 @@ def _hallucination(sample: Sample, answer: str, vectors: Vectors) -> Rating:
     return Rating(wrong - right, reason, "hallucination")
 
 
-def _info(sample: Sample, answer: str, vectors: Vectors) -> Rating:
-    """No if the answer is broken, adds nothing, or is about something else.
+def _regressed(about: About, sample: Sample, answer: str, vectors: Vectors) -> Rating:
+    """Yes by a regression, which depends on the answers that are known.
 
-    Else the regression decides, or its nearness to a non-answer if right or wrong answers are
-    not known.
+    No if the answer is broken, or, about information, adds nothing or is about something else.
+    Without right and wrong answers, nearness to a non-answer decides about information.
     """
-    is_known = bool(sample.answers and sample.wrong_answers)
-    basis = "info_signals" if is_known else "info_alone"
+    right, wrong = sample.answers, sample.wrong_answers
+    if about == "info":
+        basis = "info_signals" if right and wrong else "info_alone"
+    elif not right:
+        return Rating(None, NO_REFERENCE)
+    else:
+        basis = "truth_signals" if wrong else "references_signals"
+    if why := broken(sample, answer) or (about == "info" and _empty(sample, answer, vectors)):
+        return Rating(_BROKEN, why, basis)
+    if basis == "info_alone":
+        evasive = float(vectors.nearness(answer, NON_ANSWERS).max())
+        reason = f"non-answer {evasive:.2f}, from {_EVASIVE} it is one"
+        return Rating(_EVASIVE - evasive, reason, basis)
+    found = signals_of(sample, answer, vectors)
+    score = regressions()[basis].score(found)
+    names = [name for name in ("right", "wrong", "evasive") if found[name]]
+    near = ", ".join(f"{name} {found[name]:.2f}" for name in names)
+    return Rating(score, f"log-odds {score:+.2f} ({near})", basis)
+
+
+def _empty(sample: Sample, answer: str, vectors: Vectors) -> str:
+    """Why an answer adds nothing to its question; empty if it may."""
     words, question = {*words_of(answer)}, {*words_of(sample.question)}
+    if words <= {"yes", "no"} or words <= question:
+        return "no word that the question does not have"
     known = question.union(*map(words_of, (*sample.answers, *sample.wrong_answers)))
     cosine = float(vectors.cosines(answer, [sample.question])[0])
-    if why := broken(sample, answer):
-        return Rating(_BROKEN, why, basis)
-    if words <= {"yes", "no"} or words <= question:
-        return Rating(_BROKEN, "no word that the question does not have", basis)
     if (words - _STOP).isdisjoint(known) and cosine < _ELSEWHERE:
-        why = f"about something else: cosine {cosine:.2f} to the question"
-        return Rating(_BROKEN, why, basis)
-    if is_known:
-        return _by_regression(basis, sample, answer, vectors)
-    evasive = float(vectors.nearness(answer, NON_ANSWERS).max())
-    reason = f"non-answer {evasive:.2f}, from {_EVASIVE} it is one"
-    return Rating(_EVASIVE - evasive, reason, basis)
+        return f"about something else: cosine {cosine:.2f} to the question"
+    return ""
 
 
 class Vectors:
@@ -238,14 +233,13 @@ def _polarity(words: Sequence[str]) -> int:
     return {"yes": 1, "no": -1}.get(words[0], 0) if words else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Regression:
+class Regression(msgspec.Struct, frozen=True):
     """A logistic regression on signals and their products; above 0 means yes."""
 
-    names: tuple[str, ...]
-    mean: Floats  # (names,)
-    scale: Floats  # (names,)
-    weights: Floats  # (names + products,)
+    names: list[str]
+    mean: list[float]  # (names,)
+    scale: list[float]  # (names,)
+    weights: list[float]  # (names + products,)
     bias: float
 
     def score(self, signals: Mapping[str, float]) -> float:
@@ -264,12 +258,8 @@ def expand(values: Floats) -> Floats:
 @cache
 def regressions() -> dict[str, Regression]:
     """The regressions by the name of their rule."""
-    rules = json.loads((files(__package__) / "regressions.json").read_text("utf-8"))
-    found = {}
-    for rule, one in rules.items():
-        mean, scale, weights = (np.array(one[name]) for name in ("mean", "scale", "weights"))
-        found[rule] = Regression(tuple(one["names"]), mean, scale, weights, one["bias"])
-    return found
+    rules = (files(__package__) / "regressions.json").read_bytes()
+    return msgspec.json.decode(rules, type=dict[str, Regression])
 
 
 def broken(sample: Sample, answer: str) -> str:

@@ -20,18 +20,15 @@ Questions = Literal["ours", "paper"]  # the questions that judges get
 Task = Literal["question", "dialogue", "summary"]
 About = Literal["truth", "info", "hallucination"]  # the question to a judge about an answer
 Items = Sequence[tuple["Sample", str]]  # samples, each with the answer to judge
+SUFFIXES: dict[Questions, str] = {"ours": "", "paper": "+paper"}  # of a judge's id
 NO_REFERENCE = "no reference answer to judge by"
 _LABELS: dict[About, dict[str, bool]] = {  # hallucination: yes means it is hallucinated
     "truth": dict.fromkeys(("yes", "correct", "right", "true", "truthful"), True)
     | dict.fromkeys(("no", "wrong", "incorrect", "not correct", "false", "untrue"), False),
     "info": {"yes": True, "informative": True}
     | dict.fromkeys(("no", "uninformative", "not informative"), False),
-    "hallucination": {
-        "yes": True,
-        "hallucinated": True,
-        "no": False,
-        "not hallucinated": False,
-    },
+    "hallucination": dict.fromkeys(("yes", "hallucinated"), True)
+    | dict.fromkeys(("no", "not hallucinated"), False),
 }
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)|</?\w+>", re.S)  # and tags around a word
 _SIGNS = re.compile("[*_`'\"#\\[\\](){}<>\\\\\u201c\u201d\u2018\u2019]")  # marks around a word
@@ -98,11 +95,6 @@ def judge_hash(*parts: object, questions: Questions = "ours") -> str:
     more = [_texts("halueval")] if questions == "paper" else []
     content = json.dumps([texts, *parts, *more], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def judge_id(name: str, questions: Questions) -> str:
-    """The id of a judge, which includes questions other than ours."""
-    return name if questions == "ours" else f"{name}+{questions}"
 
 
 def prompt_for(
