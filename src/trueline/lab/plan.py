@@ -29,7 +29,7 @@ from trueline.methods import (
     settings_fields,
 )
 from trueline.prompts import Layout
-from trueline.settings import check_value, plain
+from trueline.settings import Between, check_value, plain
 from trueline.text import shown
 from trueline.types import Example, Sampling
 
@@ -47,9 +47,8 @@ PAPER: Mapping[str, Any] = {  # `as = "paper"`: the defaults that it replaces
     "rule": "all",
     "judge": {"questions": "paper"},
 }
-PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
+_PAPER_ENCODER = "microsoft/deberta-xlarge-mnli"  # of BERTScore, rescaled by its baseline
 _MOST = 10**9  # the largest number of samples, tokens or a seed
-_LARGEST_FILE = 1_000_000  # bytes of a plan; those of the paper have 2,000
 _MOST_VARIANTS = 1_000
 
 Count = Annotated[int, Meta(ge=1, le=_MOST)]
@@ -112,7 +111,6 @@ class Variant:
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     build: BuildOptions | None = None  # None: it needs no grounding space
-    is_swept: bool = False  # whether it is one of the values of a sweep
     control: Control | None = None  # None: it is the method itself
     is_instead: bool = False  # whether it is a baseline that the plan does not name
 
@@ -120,16 +118,6 @@ class Variant:
     def needs_wrong(self) -> bool:
         """Whether it works only with wrong answers in its space."""
         return bool({**default_settings(self.method), **self.settings}.get("beta"))
-
-    def controls(self) -> Iterator[Variant]:
-        """Its controls; a value of a sweep has none: name it as a variant to have them."""
-        if self.build is not None and not self.is_swept:
-            for control in (Control.SHUFFLED, Control.WRONG, Control.UNRELATED):
-                yield replace(self, control=control)
-            context = self.build.context
-            if isinstance(context, int) and "from_step" in settings_fields(self.method):
-                settings = {**self.settings, "from_step": context}
-                yield replace(self, settings=settings, control=Control.BOUNDARY)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,11 +172,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stemmer: Annotated[bool, _help("ROUGE-L by stems.")] = False
     bertscore_baseline: Annotated[Name | None, _help("The encoder that rescales it.")] = None
 
-    def __post_init__(self) -> None:
-        for name in ("ground", "test"):  # None: no limit
-            if getattr(self, name) == "all":
-                msgspec.structs.force_setattr(self, name, None)
-
     @property
     def fidelity(self) -> dict[str, Any]:
         """How prompts are laid out and answers measured, where that is not the default."""
@@ -205,20 +188,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Methods with swept settings, named variants, their controls, and the baselines."""
-        made = [one for name in self.methods for one in self._swept(name, {}, self.sweep)]
+        made = [one for name in self.methods for one in self._variants(name, {}, self.sweep)]
         for item in self.named:
             given = {name: value for name, value in item.items() if name != "method"}
-            made += self._swept(item["method"], given, {})
+            made += self._variants(item["method"], given, {})
         made = [one for index, one in enumerate(made) if one not in made[:index]]
-        if self.controls:
+        if self.controls and any(one.build is not None for one in made):
             known = [(one.method, one.settings) for one in made]
-            has_space = any(one.build is not None for one in made)
-            made = [one for own in made for one in (own, *own.controls())]
             made += [
-                replace(one, settings=settings, is_instead=True)
-                for name in (built_in_names() if has_space else ())
+                replace(next(self._variants(name, {}, {})), settings=settings, is_instead=True)
+                for name in built_in_names()
                 for settings in getattr(method_class(name), "baseline_settings", ())
-                for one in self._swept(name, {}, {})
                 if (name, settings) not in known
             ]
         richer = {one.build for one in made if one.needs_wrong}  # shared by all with this one
@@ -229,23 +209,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             for one in made
         )
 
-    def _swept(self, method: str, given: Table, sweep: Table) -> Iterator[Variant]:
-        """A method with its settings and these, and each combination of the swept values."""
+    def _variants(self, method: str, given: Table, sweep: Table) -> Iterator[Variant]:
+        """A method with its settings and these, for each combination of the swept values.
+
+        Its controls follow it. A swept value has none: name it as a variant to have them.
+        """
         keys, default = _swept_keys(method, sweep), default_build(method)
         read = build_options_read_by(method)
         shared = {name: value for name, value in self.build.items() if name in read}
         for values in product(*(sweep[key] for key in keys)):
-            settings, build = {**self.settings.get(method, {}), **given}, {**shared}
+            settings, options = {**self.settings.get(method, {}), **given}, {**shared}
             for key, value in zip(keys, values, strict=True):
                 owner, _, name = key.partition(".")
-                (build if owner == "build" else settings)[name] = value
-            build |= self.build.get(method, {})
-            yield Variant(
-                method,
-                {name: plain(value) for name, value in settings.items()},
-                default and replace(default, **build),
-                is_swept=bool(keys),
-            )
+                (options if owner == "build" else settings)[name] = value
+            options |= self.build.get(method, {})
+            settings = {name: plain(value) for name, value in settings.items()}
+            build = default and replace(default, **options)
+            made = Variant(method, settings, build)
+            yield made
+            if self.controls and build is not None and not keys:
+                for control in (Control.SHUFFLED, Control.WRONG, Control.UNRELATED):
+                    yield replace(made, control=control)
+                if isinstance(build.context, int) and "from_step" in settings_fields(method):
+                    settings = {**settings, "from_step": build.context}
+                    yield replace(made, settings=settings, control=Control.BOUNDARY)
 
 
 DEFAULTS: Table = {one.encode_name: one.default for one in msgspec.structs.fields(Plan)}
@@ -259,6 +246,7 @@ def _types(cls: type, *without: str) -> Table:
 
 # A plan has its own `seeds`; a run sets the others.
 SAMPLING = _types(Sampling, "seed", "stop_ids", "trace", "logprobs")
+_HELD: Table = {"max_new_tokens": Count, "temperature": Annotated[float, Between(0, _MOST)]}
 KEYS: Table = {  # with their types
     one.encode_name: one.type for one in msgspec.structs.fields(Plan) if one.name != "sampling"
 } | SAMPLING
@@ -314,18 +302,18 @@ def controlled_examples(
             for example in ground
             if example.wrong_answers
         )
-    if control is Control.UNRELATED:
-        return tuple(map(_sum_of_two, range(len(ground))))
+    if control is Control.UNRELATED:  # sums of two numbers, which no benchmark here asks for
+        made = []
+        for number in range(len(ground)):
+            a, b = 11 + 7 * number, 23 + 5 * number
+            totals = (a + b, a + b + 3)
+            right, wrong = (
+                f"If you add {a} and {b}, the sum that you get is {x}." for x in totals
+            )
+            question = f"What do you get if you add {a} and {b}?"
+            made.append(Example(question, right, wrong, f"unrelated-{number + 1}"))
+        return tuple(made)
     return tuple(ground)
-
-
-def _sum_of_two(number: int) -> Example:
-    """A true sentence on a sum of two numbers, which no benchmark here has questions about."""
-    a, b = 11 + 7 * number, 23 + 5 * number
-    totals = (a + b, a + b + 3)
-    right, wrong = (f"If you add {a} and {b}, the sum that you get is {x}." for x in totals)
-    question = f"What do you get if you add {a} and {b}?"
-    return Example(question, right, wrong, f"unrelated-{number + 1}")
 
 
 def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
@@ -334,7 +322,7 @@ def read_plan_table(path: Path, *, trust_remote_code: bool = False) -> Table:
     A plan may come from somebody else: only its caller may allow code of a model to run.
     """
     try:
-        table = tomllib.loads(read_text(path, "the plan", most=_LARGEST_FILE))
+        table = tomllib.loads(read_text(path, "the plan"))
     except SettingError as error:
         raise SettingError(
             f"{error}; name the .toml file of a run, or give flags only: trueline eval "
@@ -357,9 +345,13 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     values = {key: value for key, value in table.items() if key not in refused}
     problems = [*refused.values(), *_missing(table), *_method_mistakes(values)]
     problems += _mistakes(values.get("judge", {}), JUDGE, "judge.").values()
+    values |= {name: None for name in ("ground", "test") if values.get(name) == "all"}
     if values.get("as") == "paper":
-        values = _with_paper_defaults(values)
+        judge = {**PAPER["judge"], **values.get("judge", {})}
+        baseline = {"bertscore_baseline": _PAPER_ENCODER} if "bertscore" in values else {}
+        values = {**PAPER, **baseline, **values, "judge": judge}
     given = {key: plain(values.pop(key)) for key in SAMPLING if key in values}
+    problems += _mistakes({n: x for n, x in given.items() if n in _HELD}, _HELD).values()
     try:
         Sampling(**given)
     except SettingError as error:
@@ -372,12 +364,6 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
         raise SettingError("\n  - ".join([f"{where} has {count}:", *problems]))
     return plan
-
-
-def _with_paper_defaults(values: Table) -> Table:
-    judge = {**PAPER["judge"], **values.get("judge", {})}
-    baseline = {"bertscore_baseline": PAPER_ENCODER} if "bertscore" in values else {}
-    return {**PAPER, **baseline, **values, "judge": judge}
 
 
 def _mistakes(table: Mapping[str, Any], types: Table, inside: str = "") -> dict[str, str]:
@@ -399,9 +385,9 @@ def _mistakes(table: Mapping[str, Any], types: Table, inside: str = "") -> dict[
 
 def _missing(table: Mapping[str, Any]) -> Iterator[str]:
     if "benchmarks" not in table:
-        yield "benchmarks is missing; name one or more, such as facts"
+        yield "benchmarks is missing (--benchmark); name one or more, such as facts"
     if "methods" not in table and "variants" not in table:
-        yield f"methods is missing; name one or more, such as {PLAIN} and {DEFAULT}"
+        yield f"methods is missing (--methods); name one or more, such as {PLAIN},{DEFAULT}"
     if ("bertscore" in table) != ("bertscore_layers" in table):
         yield "bertscore and bertscore_layers go together: a folder and a layer of it"
     if "bertscore_baseline" in table and "bertscore" not in table:
