@@ -40,7 +40,7 @@ from trueline.prompts import Prompt
 from trueline.settings import Between, check_values, whole_number
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import AsyncOpenAI
 
     from trueline.engines.base import Engine
 
@@ -272,26 +272,23 @@ class ServiceJudge:
         except TimeoutError:
             raise _FailedTry(f"no response within {self._limits.timeout:g} s") from None
         except openai.APIStatusError as error:
-            raise self._failure(error) from None
+            status, text = error.status_code, self._clean(error.response.text)
+            reason = f"HTTP {status}: {text[:200]!r}"
+            # Gemini calls a key it does not know a bad request.
+            if status in (401, 403, 404) or (status == 400 and "API_KEY_INVALID" in text):
+                raise TruelineError(
+                    f"{self._url} refuses {self._model} or its key ({reason}); check the "
+                    f"judge's name, or {self._advice}"
+                ) from None
+            if status not in (408, 409, 429) and status < 500:
+                raise _FailedTry(reason, math.inf) from None  # the same again would fail again
+            if (pause := _pause_in(error.response.headers.get("retry-after", ""))) is not None:
+                reason += f", wait {pause:.0f} s"
+            raise _FailedTry(reason, pause) from None
         except openai.APIConnectionError as error:
             raise _FailedTry(f"no connection: {self._clean(str(error.__cause__))}") from None
         except (openai.OpenAIError, *_WRONG_FORM):
             raise _FailedTry("the response is not of this API's form") from None
-
-    def _failure(self, error: APIStatusError) -> Exception:
-        """The error for a status other than 200."""
-        status, text = error.status_code, self._clean(error.response.text)
-        reason = f"HTTP {status}: {text[:200]!r}"
-        # Gemini calls a key it does not know a bad request.
-        if status in (401, 403, 404) or (status == 400 and "API_KEY_INVALID" in text):
-            return TruelineError(
-                f"{self._url} refuses {self._model} or its key ({reason}); check the judge's "
-                f"name, or {self._advice}"
-            )
-        if status not in (408, 409, 429) and status < 500:
-            return _FailedTry(reason, math.inf)  # the same again would fail again
-        pause = _pause_in(error.response.headers.get("retry-after", ""))
-        return _FailedTry(reason if pause is None else f"{reason}, wait {pause:.0f} s", pause)
 
     def _clean(self, text: str) -> str:
         """Text of a service, without the key and half surrogates."""

@@ -251,12 +251,12 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[dict[str, Any]]:
     from trueline.lab.cells import cells_of, grounding_space
 
     cells = {row.method: row.first for row in table.rows if not row.first.head.is_instead}
-    greedy = {line.sample: line.text for line in cells["greedy"].answers}
+    texts = {name: {x.sample: x.text for x in cell.answers} for name, cell in cells.items()}
+    ours, greedy = cells["rad"].answers, texts["greedy"]
     printed = {bare_letters(case.question) for case in paper().cases}
-    both = [line for line in cells["rad"].answers if line.sample in greedy]
-    named = [line for line in both if bare_letters(line.question) in printed]
-    differing = [line for line in both if line.text != greedy[line.sample]]
-    lines = [*named, *(line for line in differing if line not in named)][:_CASES]
+    named = {line.sample for line in ours if bare_letters(line.question) in printed}
+    lines = [x for x in ours if x.sample in named or x.text != greedy.get(x.sample, x.text)]
+    lines = sorted(lines, key=lambda line: line.sample not in named)[:_CASES]
     if not lines:
         return []
     questions, limit = [line.question for line in lines], plan.sampling.max_new_tokens
@@ -273,12 +273,11 @@ def cases_of(plan: Plan, folder: Path, table: Table) -> list[dict[str, Any]]:
         for name, cell in cells.items():
             given = [x for x in cell.verdicts if x.sample == line.sample]
             verdicts = [f"{x.about}: {_LABELS[x.label]} ({x.judge})" for x in given]
-            texts = {x.sample: x.text.strip() for x in cell.answers}
-            if line.sample in texts:
-                answers[name] = {"text": texts[line.sample], "verdicts": verdicts}
+            if (text := texts[name].get(line.sample)) is not None:
+                answers[name] = {"text": text.strip(), "verdicts": verdicts}
         case = {"benchmark": table.benchmark, "question": line.question, "answers": answers}
         moved = list(moves(answer.trace))  # the tokens that RAD changed
-        cases.append({**case, "moves": moved, "is_of_the_paper": line in named})
+        cases.append({**case, "moves": moved, "is_of_the_paper": line.sample in named})
     return cases
 
 
@@ -342,13 +341,12 @@ def _reliability(table: Table) -> dict[str, str]:
     """AUROC a method, and the ECE of both, by every judge."""
     texts: dict[str, list[str]] = {}
     for method, column in product(("greedy", "rad"), table.columns):
-        row = row_for(method, table.rows)
-        if row is None or (value := row.values.get(column.id)) is None:
-            continue
-        if column.measure.key == "auroc":
+        row, measure = row_for(method, table.rows), column.measure.key
+        value = row.values.get(column.id) if row else None
+        if value and measure == "auroc":
             text = f"{value.mean:.2f} ({column.judge})"
             texts.setdefault(f"auroc {method}", []).append(text)
-        elif column.measure.key == "ece":
+        elif value and measure == "ece":
             text = f"{method} {value.mean:.3f} ({column.judge})"
             texts.setdefault("ece", []).append(text)
     return {key: ", ".join(each) for key, each in texts.items()}

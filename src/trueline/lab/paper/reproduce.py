@@ -11,6 +11,7 @@ import msgspec
 
 from trueline.errors import ModelError
 from trueline.lab.paper.compare import (
+    FigurePair,
     case_grid,
     cases_of,
     caveats,
@@ -19,7 +20,7 @@ from trueline.lab.paper.compare import (
     pair_grid,
     paper_grid,
 )
-from trueline.lab.paper.recipes import PaperRecipe, PlanKeys, paper, plans_of, recipe_named
+from trueline.lab.paper.recipes import PlanKeys, paper, plans_of, recipe_named
 from trueline.lab.paper.spaces import measure_spaces, our_times, space_caveats, space_section
 from trueline.lab.plan import Plan
 from trueline.lab.report.pages import LEAD, facts_of, warnings_of
@@ -60,7 +61,23 @@ def reproduce(
         tables = tables_of(results)
         notes = [*left_out, *caveats(recipe, tables)]
         ours = our_text_figures(recipe.show, tables)
-        sections, data = _compare(recipe, plans[0], results)
+        sections, both, cases = [], list[FigurePair](), list[dict[str, Any]]()
+        for table, plots in zip(tables, plots_of(tables), strict=True):
+            pairs = figure_pairs(recipe, table)
+            shown = cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
+            grid = case_grid(shown) if shown else pair_grid(table, pairs)
+            parts = (warnings_of(table), (grid,) if grid.rows else (), plots)
+            sections.append(Section(table.title, *parts, facts_of(table.cells)))
+            both, cases = both + pairs, cases + shown
+        data = {
+            "figures": [pair.plain() for pair in both],
+            "models": sorted({table.model for table in tables}),
+            "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
+            "warnings": {section.title: list(section.warnings) for section in sections},
+            "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
+        }
+        if recipe.show == "cases":
+            data |= {"cases": cases, "paper_cases": msgspec.to_builtins(paper().cases)}
         counts = [x.counts["generate"].answered for table in tables for x in table.rows]
         title += ", N = " + " to ".join(map(str, sorted({min(counts), max(counts)})))
         title += "" if min(counts) >= _ENOUGH else " (a smoke test: that it runs, no more)"
@@ -97,29 +114,3 @@ def _run(
     results = read_results(folder)
     cells = tuple(cell for cell in results.cells if cell.id in ids)
     return replace(results, cells=cells), left_out
-
-
-def _compare(
-    recipe: PaperRecipe, plan: Plan, results: RunResults
-) -> tuple[list[Section], dict[str, Any]]:
-    """The tables of a run next to the paper's, as sections and as JSON."""
-    tables, sections = tables_of(results), []
-    figures, cases = list[dict[str, Any]](), list[dict[str, Any]]()
-    for table, plots in zip(tables, plots_of(tables), strict=True):
-        pairs = figure_pairs(recipe, table)
-        figures += [pair.plain() for pair in pairs]
-        shown = cases_of(plan, results.folder, table) if recipe.show == "cases" else []
-        cases += shown
-        grid = case_grid(shown) if shown else pair_grid(table, pairs)
-        grids, facts = (grid,) if grid.rows else (), facts_of(table.cells)
-        sections.append(Section(table.title, warnings_of(table), grids, plots, facts))
-    data = {
-        "figures": figures,
-        "models": sorted({table.model for table in tables}),
-        "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
-        "warnings": {section.title: list(section.warnings) for section in sections},
-        "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
-    }
-    if recipe.show == "cases":
-        data |= {"cases": cases, "paper_cases": msgspec.to_builtins(paper().cases)}
-    return sections, data

@@ -64,11 +64,11 @@ class SpaceCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def of_the_paper(self, metric: str) -> float | None:
         """The paper's figure for the same benchmark and number of examples."""
-        sizes = {
-            (x.benchmark, *x.metrics): x.rows for x in paper().blocks if x.recipe == "sizes"
-        }
-        rows: dict[str, tuple[float, ...]] = sizes.get((self.benchmark, metric), {})
-        return next(iter(rows.get(f"rad ground={self.wanted}", ())), None)
+        row, key = f"rad ground={self.wanted}", ("sizes", self.benchmark, (metric,))
+        for block in paper().blocks:
+            if (block.recipe, block.benchmark, block.metrics) == key and row in block.rows:
+                return block.rows[row][0]
+        return None
 
     def plain(self) -> dict[str, Any]:
         """As JSON, with the paper's figures for the same benchmark and examples."""
