@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 from trueline.corrective.scope import SIGNALS, ScopeModel, example_signals
-from trueline.examples import ShippedQuestion, read_examples, shipped_questions
+from trueline.examples import ProbeQuestion, read_examples, shipped_questions
 from trueline.space import build
 from trueline.types import Example
 
@@ -45,7 +45,7 @@ TESTED = 4  # every fourth FAQ is left for the report
 class Pair:
     """A question and an example near to it."""
 
-    question: ShippedQuestion
+    question: ProbeQuestion
     is_answer: bool
     signals: np.ndarray  # (texts of the turn, signals), the whole turn first
     group: str  # the fact or the FAQ, which no fold parts
@@ -64,7 +64,7 @@ def light_edits(fact):
         text[:half] + text[half + 1 :],
     )
     return [
-        ShippedQuestion(f"{fact.id}-light{n}", LIGHT, edit, (fact.id,), (fact.id,), "", {}, "")
+        ProbeQuestion(f"{fact.id}-light{n}", LIGHT, edit, (fact.id,), (fact.id,), "", {}, "")
         for n, edit in enumerate(edits)
     ]
 
@@ -119,8 +119,8 @@ def hand_questions():
     for line in map(json.loads, HANDS.read_text("utf-8").splitlines()):
         fact = (line["fact"],)
         means = fact if line["regime"] == "paraphrase" else ()
-        given = (line["id"], line["regime"], line["question"], means, fact)
-        found.append(ShippedQuestion(*given, "", {}, ""))
+        given = (line["regime"], line["question"], means, fact, line["id"])
+        found.append(ProbeQuestion(*given))
     return found
 
 
@@ -129,7 +129,7 @@ def faq_pairs(embedder):
     pairs = []
     for name, (examples, asked) in read_faqs(tested=False).items():
         shipped = [
-            ShippedQuestion(id, regime, text, (means,) if means else (), (), "", {}, "")
+            ProbeQuestion(id, regime, text, (means,) if means else (), (), "", {}, "")
             for id, regime, text, means in asked
         ]
         shipped += [edit for example in examples for edit in light_edits(example)]

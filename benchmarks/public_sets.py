@@ -12,8 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trueline.examples import to_lines
-from trueline.lab.benchmarks.regimes import ProbeQuestion
+from trueline.examples import ProbeQuestion, to_lines
 from trueline.lab.benchmarks.tables import DataTable, is_text, read_table
 from trueline.lab.metrics import words_of
 from trueline.types import Example

@@ -33,7 +33,7 @@ from trueline.lab.judges.offline import (
     texts_for,
 )
 from trueline.lab.judges.questions import read_verdict
-from trueline.lab.measures import indicative
+from trueline.lab.measures import MEASURES, Column, indicative_columns
 from trueline.lab.results import CellResults, VerdictLine
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -726,8 +726,9 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
 def test_a_judge_below_75_percent_is_indicative(judge, basis, is_hint):
     what = {"cell": "x", "sample": "s", "about": "truth", "label": True}
     given = VerdictLine(judge=judge, basis=basis, **what)
-    found = indicative([CellResults(head=None, verdicts=(given,))])
-    assert found == ({(judge, "truth")} if is_hint else set())
+    columns = [Column(MEASURES["truth"], judge)]
+    found = indicative_columns([CellResults(head=None, verdicts=(given,))], columns)
+    assert found == ({f"truth@{judge}"} if is_hint else set())
 
 
 @pytest.mark.real

@@ -167,7 +167,9 @@ def of_cell(id, method="greedy", rouge=(0.1, 0.1, 0.1, 0.1), *, text="same", **g
 def usual(tmp_path_factory):
     """Greedy and RAD, one answer of which has no verdict that can be read."""
     folder = tmp_path_factory.mktemp("usual")
-    return report(folder, *RAD, *GREEDY, has_plots=True, fewest=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trueline.lab.report.plots.FEWEST", 1)
+        return report(folder, *RAD, *GREEDY, has_plots=True)
 
 
 def test_means_are_those_worked_by_hand(usual):
@@ -504,9 +506,12 @@ def test_edits_fall_into_the_quartiles_of_entropy(usual, tmp_path):
     assert figures["edit_q1"] == "0.0 % of 4 tokens (entropy 0.10 to 0.10)"
 
 
-def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
+def test_every_plot_is_drawn_as_svg_and_png(tmp_path, monkeypatch):
     made = table(tmp_path, *GREEDY, *RAD, *sweep_lines())
-    (plots,) = plots_of([made], fewest=1)
+    few = plots_of([made])[0]  # a reliability curve takes 30 samples
+    assert not any("reliability" in plot.name for plot in few)
+    monkeypatch.setattr("trueline.lab.report.plots.FEWEST", 1)
+    (plots,) = plots_of([made])
     names = ["methods", "interventions", "reliability-offline-tiny", "sweep-rad-alpha"]
     assert [plot.name.removeprefix("facts-tiny_100-") for plot in plots] == names
     assert plots[-1].title == "rad: alpha, facts, tiny_100%"
@@ -516,8 +521,6 @@ def test_every_plot_is_drawn_as_svg_and_png(tmp_path):
         assert "currentColor" in plot.inline_svg
     assert replace(plots[-1]).svg == plots[-1].svg  # drawn again, the same text
     assert plots[-1].png[:8] == b"\x89PNG\r\n\x1a\n"
-    few = plots_of([made])[0]  # a reliability curve takes 30 samples
-    assert not any("reliability" in plot.name for plot in few)
 
 
 def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
@@ -535,10 +538,10 @@ def test_one_model_in_two_dtypes_has_files_and_titles_of_its_own(tmp_path):
 
 def test_the_name_of_a_plot_fits_a_file_system_in_bytes(usual):
     table = replace(usual.table, benchmark="事実" * 100)
-    names = [plot.name for some in plots_of([table] * 3, 1) for plot in some]
-    assert len(set(names)) == len(names) == 9  # although only the number differs
+    names = [plot.name for some in plots_of([table] * 3) for plot in some]
+    assert len(set(names)) == len(names) == 6  # although only the number differs
     assert max(len(name.encode()) for name in names) <= 80
-    assert names[3].endswith("-methods-2")
+    assert names[2].endswith("-methods-2")
 
 
 def test_a_report_is_written_in_every_format(tmp_path):

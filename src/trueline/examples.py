@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from io import TextIOWrapper
 from itertools import chain, count, islice
@@ -317,15 +317,15 @@ def _example(row: Row | str, chosen: Columns, separator: str | None) -> Example 
     if isinstance(row, str):
         return row
     fields: Row = {}
-    for field, columns in chosen.items():
+    for name, columns in chosen.items():
         cells = [cell for column in columns if (cell := _cell(row, column)) is not None]
-        if not cells and field in ("question", "answers"):
-            return f"{' or '.join(columns) or field} is missing"
-        fields[field] = next((cell for cell in cells if cell not in ("", [])), "")
+        if not cells and name in ("question", "answers"):
+            return f"{' or '.join(columns) or name} is missing"
+        fields[name] = next((cell for cell in cells if cell not in ("", [])), "")
     fields["id"] = _text_of_id(fields["id"])
     try:
-        for field in ("answers", "wrong_answers"):
-            fields[field] = _texts(fields[field], field, separator)
+        for name in ("answers", "wrong_answers"):
+            fields[name] = _texts(fields[name], name, separator)
         return Example(**fields)
     except ExampleError as problem:
         return str(problem)
@@ -475,20 +475,21 @@ Side = Literal["ground", "test"]  # questions about facts that are fitted to, or
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedQuestion:
-    """A question about the shipped facts."""
+class ProbeQuestion:
+    """A question, its regime, and the examples it means and is about."""
 
-    id: str
     regime: Regime
     question: str
-    means: tuple[str, ...]  # ids of the facts that answer it; none for a near miss
-    about: tuple[str, ...]  # ids of the facts it is about
-    instruction: str  # the requested form, in words
-    check: Mapping[str, Any]  # what a program can check of that form
-    polarity: Literal["", "yes", "no"]  # the true answer to a yes-or-no question
+    means: tuple[str, ...] = ()  # ids of the examples that answer it
+    about: tuple[str, ...] = ()  # ids; empty: those it means
+    id: str = ""  # empty: made of its example and regime
+    instruction: str = ""  # the requested form, in words
+    check: Mapping[str, Any] = field(default_factory=dict)  # what a program can check of it
+    polarity: Literal["", "yes", "no"] = ""  # the true answer to a question of yes or no
+    category: str = ""
 
 
-def shipped_questions(side: Side) -> list[ShippedQuestion]:
+def shipped_questions(side: Side) -> list[ProbeQuestion]:
     """The questions about the grounding facts, or about the test facts."""
     lines = (_FACTS / f"{side}_questions.jsonl").read_text("utf-8").splitlines()
-    return [msgspec.json.decode(line, type=ShippedQuestion) for line in lines]
+    return [msgspec.json.decode(line, type=ProbeQuestion) for line in lines]

@@ -86,12 +86,12 @@ def effect_notes(cells: Cells) -> list[str]:
         if (control := cell.head.control) is not None:
             controls.setdefault(cell.experiment, {}).setdefault(control, []).append(cell)
         elif cell.head.is_plain:
-            plain.setdefault(_values_of(cell, _SETTING), []).append(cell)
+            plain.setdefault(key_of(cell, _SETTING), []).append(cell)
         elif needs_controls(cell):
             groups.setdefault(cell.experiment, []).append(cell)
     notes = []
     for experiment, group in groups.items():
-        own, base = controls.get(experiment, {}), plain.get(_values_of(group[0], _SETTING), [])
+        own, base = controls.get(experiment, {}), plain.get(key_of(group[0], _SETTING), [])
         found = [] if own and base else [WITHOUT]
         for column in filter(can_gain, columns_of(group)):
             if effect := effect_of(group, base, own, column):
@@ -112,7 +112,8 @@ def can_gain(column: Column) -> bool:
     return column.measure.better != 0 and column.measure.group != "Behaviour"
 
 
-def _values_of(cell: CellResults, names: Iterable[str]) -> str:
+def key_of(cell: CellResults, names: Iterable[str]) -> str:
+    """The values of these fields of its head: equal for cells that share them."""
     return repr([getattr(cell.head, name) for name in names])
 
 
@@ -122,7 +123,7 @@ def warnings(cells: Cells) -> list[str]:
     groups: dict[str, list[CellResults]] = {}
     for cell in cells:
         found += [f"{cell.description}: {text}" for text in _problems_of(cell)]
-        groups.setdefault(_values_of(cell, _COMPARED), []).append(cell)
+        groups.setdefault(key_of(cell, _COMPARED), []).append(cell)
     for group in groups.values():
         found += [*_unequal_parts(group), *_without_effect(group)]
     return found

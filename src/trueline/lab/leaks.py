@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trueline.lab.benchmarks.tables import Benchmark, Sample
 
 _Text = tuple[str, str, tuple[str, ...]]  # the id of its sample or example, the text, its words
-_Hit = tuple[int, int, str, float]  # test text, ground text, kind of nearness, score
 _PARTS = ("question", "answer")
 _NEAR = ("equal", "13 words", "overlap", "cosine")  # a pair is named by the first that holds
 
@@ -39,22 +38,17 @@ def leak_report(
     """
     for name, value in (("cosine", cosine), ("overlap", overlap)):
         check_value(name, value, Annotated[float, Between(0, 1, above=True)])
-
-    def rank(leak: Leak) -> tuple[int, float]:  # the surest kind first, then the highest score
-        return _NEAR.index(leak.near) * len(_PARTS) + _PARTS.index(leak.part), -leak.score
-
-    best: dict[tuple[object, ...], Leak] = {}
+    leaks = []
     for part in _PARTS:
         test, ground = _texts(benchmark.test, part), _texts(benchmark.ground, part)
-        hits = [*_by_text(test, ground, overlap)]
-        if embedder is not None and test and ground:
-            hits += _by_cosine(test, ground, embedder, cosine)
-        for i, j, near, score in sorted(hits):
+        for i, j, near, score in _near_pairs(test, ground, embedder, cosine, overlap):
             (sample, text, _), (example, other, _) = test[i], ground[j]
-            leak = Leak(sample, example, part, near, score, (text, other))
-            key = (sample, example, part, near == "cosine")
-            best[key] = min(best.get(key, leak), leak, key=rank)
-    return sorted(best.values(), key=rank)
+            leaks.append(Leak(sample, example, part, near, score, (text, other)))
+    leaks.sort(key=lambda x: (_NEAR.index(x.near), _PARTS.index(x.part), -x.score))
+    best: dict[tuple[object, ...], Leak] = {}
+    for leak in leaks:  # the surest kind first, then the highest score
+        best.setdefault((leak.sample, leak.example, leak.part, leak.near == "cosine"), leak)
+    return list(best.values())
 
 
 def _texts(rows: Sequence[Sample] | Sequence[Example], part: str) -> list[_Text]:
@@ -68,8 +62,14 @@ def _texts(rows: Sequence[Sample] | Sequence[Example], part: str) -> list[_Text]
     return [text for text in texts if len(text[2]) >= least]
 
 
-def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator[_Hit]:
-    """Texts with equal words, 13 words in a row, or enough words in common."""
+def _near_pairs(
+    test: list[_Text],
+    ground: list[_Text],
+    embedder: Embedder | None,
+    cosine: float,
+    overlap: float,
+) -> Iterator[tuple[int, int, str, float]]:
+    """The indices of a test and a ground text, how they are near, and its score."""
 
     def runs(words: tuple[str, ...]) -> set[tuple[str, ...]]:
         return {words[start : start + 13] for start in range(len(words) - 12)}
@@ -86,26 +86,25 @@ def _by_text(test: list[_Text], ground: list[_Text], overlap: float) -> Iterator
                 yield i, j, "13 words", share
             elif share >= overlap:
                 yield i, j, "overlap", share
+    if embedder is not None and test and ground:
+        from trueline.embed import embed_distinct
 
-
-def _by_cosine(
-    test: list[_Text], ground: list[_Text], embedder: Embedder, cosine: float
-) -> Iterator[_Hit]:
-    from trueline.embed import embed_distinct
-
-    left, right = (
-        np.asarray(embed_distinct(embedder, [text for _, text, _ in texts]).cpu(), np.float32)
-        for texts in (test, ground)
-    )  # (texts, dimension), unit vectors
-    for i, vector in enumerate(left):
-        cosines = right @ vector  # (ground,)
-        for j in np.flatnonzero(cosines >= cosine).tolist():
-            yield i, j, "cosine", float(cosines[j])
+        left, right = (
+            np.asarray(embed_distinct(embedder, [x for _, x, _ in texts]).cpu(), np.float32)
+            for texts in (test, ground)
+        )  # (texts, dimension), unit vectors
+        for i, vector in enumerate(left):
+            cosines = right @ vector  # (ground,)
+            for j in np.flatnonzero(cosines >= cosine).tolist():
+                yield i, j, "cosine", float(cosines[j])
 
 
 def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
     """The report as a line of results: counts of samples, and the strongest leaks."""
-    leaks = leak_report(benchmark, embedder)
+    leaks, nearest = leak_report(benchmark, embedder), []
+    for leak in leaks[:10]:
+        one, other = (x if len(x) <= 100 else f"{x[:99]}…" for x in leak.texts)
+        nearest.append(replace_line(leak, score=round(leak.score, 4), texts=(one, other)))
     kinds = Counter(kind for kind, _ in {(leak.kind, leak.sample) for leak in leaks})
     leaking = len({leak.sample for leak in leaks})
     names = [f"{part} {near}" for part in _PARTS for near in _NEAR]
@@ -116,13 +115,8 @@ def leak_line(benchmark: Benchmark, embedder: Embedder | None) -> LeaksLine:
         ground=len(benchmark.ground),
         counts={"samples": len(benchmark.test), "leaking": leaking}
         | {name: kinds[name] for name in names if kinds[name]},
-        nearest=tuple(map(_shortened, leaks[:10])),
+        nearest=tuple(nearest),
     )
-
-
-def _shortened(leak: Leak) -> Leak:
-    one, other = (x if len(x) <= 100 else f"{x[:99]}…" for x in leak.texts)
-    return replace_line(leak, score=round(leak.score, 4), texts=(one, other))
 
 
 def leak_note(line: LeaksLine) -> str:

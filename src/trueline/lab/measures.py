@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from trueline.examples import COVERED, Regime
@@ -216,7 +216,7 @@ def _looked_at(cell: CellResults, column: Column) -> tuple[Mapping[str, float | 
     lines = [x for x in cell.answers if not measure.regimes or x.regime in measure.regimes]
     if name := {"grounded": "hits", "edits": "flipped"}.get(key):
         flags = {line.sample: [flag > 0 for flag in getattr(line, name)] for line in lines}
-        return {id: _mean(x) if x else None for id, x in flags.items()}, 0
+        return {id: fmean(x) if x else None for id, x in flags.items()}, 0
     if score == _SAME:
         plain = cell.plain
         same = {x.sample: x.token_hash == plain[x.sample] for x in lines if x.sample in plain}
@@ -242,13 +242,9 @@ def _lists(column: Column, *groups: Cells) -> list[list[float]]:
     for cells, key in product(groups, keys):
         seeds = [_scored(cell, Column(MEASURES[key], column.judge)) for cell in cells]
         ids = dict.fromkeys(id for seed in seeds for id in seed)
-        sets.append({id: _mean([seed[id] for seed in seeds if id in seed]) for id in ids})
+        sets.append({id: fmean([seed[id] for seed in seeds if id in seed]) for id in ids})
     common = [id for id in sets[0] if all(id in values for values in sets)]
     return [[values[id] for id in common] for values in sets]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | None:
@@ -258,36 +254,30 @@ def average(cells: Cells, column: Column, baseline: Cells = ()) -> Average | Non
     """
     numbers = [x for cell in cells if (x := _number(cell, column)) is not None]
     if numbers:
-        return _average_statistic(_mean(numbers), cells, column, baseline)
+        return _average_statistic(fmean(numbers), cells, column, baseline)
     looked_at = [_looked_at(cell, column) for cell in cells]
     if not any(x is not None for values, _ in looked_at for x in values.values()):
         return None
 
-    def is_binary(cells: Cells) -> bool:  # a sample of several seeds has a share
-        one_seed = sum(bool(_scored(cell, column)) for cell in cells) == 1
-        return column.measure.is_binary and one_seed
-
     lists = _lists(column, cells)
     interval = mean_interval(*lists)
-    if is_binary(cells):  # a share keeps a width at 0 and 1
+    if _is_binary(cells, column):  # a share keeps a width at 0 and 1
         interval = share_interval(round(sum(lists[0])), len(lists[0]))
     seeds = dict.fromkeys(cell.head.seed for cell in cells)
     by_seed = [_lists(column, [x for x in cells if x.head.seed == seed]) for seed in seeds]
-    means = [prod(map(_mean, factors)) for factors in by_seed if factors[0]]
-    found = Average(
+    means = [prod(map(fmean, factors)) for factors in by_seed if factors[0]]
+    return Average(
         *(interval.mean, interval.low, interval.high, interval.n),
         unscored=sum(x is None for values, _ in looked_at for x in values.values()),
         to_come=sum(max(0, expected - len(values)) for values, expected in looked_at),
         spread=stdev(means) if len(means) > 1 else None,
+        difference=difference_from(baseline, cells, column),
     )
-    paired = _lists(column, cells, baseline)
-    if not paired[0]:
-        return found
-    difference = paired_difference(*paired)
-    if is_binary(cells) and is_binary(baseline):
-        p = mcnemar(*[[x == 1.0 for x in values] for values in paired])
-        difference = replace(difference, p=p)
-    return replace(found, difference=difference)
+
+
+def _is_binary(cells: Cells, column: Column) -> bool:
+    """Whether samples are right or wrong: a sample of several seeds has a share."""
+    return column.measure.is_binary and sum(bool(_scored(x, column)) for x in cells) == 1
 
 
 def _average_statistic(number: float, cells: Cells, column: Column, baseline: Cells) -> Average:
@@ -309,7 +299,12 @@ def _average_statistic(number: float, cells: Cells, column: Column, baseline: Ce
 def difference_from(baseline: Cells, cells: Cells, column: Column) -> Difference | None:
     """The mean difference of cells from others on their common samples; None without any."""
     paired = _lists(column, cells, baseline)
-    return paired_difference(*paired) if paired[0] else None
+    if not paired[0]:
+        return None
+    difference = paired_difference(*paired)
+    if _is_binary(cells, column) and _is_binary(baseline, column):
+        return replace(difference, p=mcnemar(*paired))
+    return difference
 
 
 def summarize_cell(cell: CellResults) -> CellSummary:
@@ -339,23 +334,18 @@ def summarize_cell(cell: CellResults) -> CellSummary:
 
 
 def indicative_columns(cells: Cells, columns: Sequence[Column]) -> frozenset[str]:
-    """The ids of the columns that need a judge whose verdicts are only indicative."""
-    hints = indicative(cells)
-    return frozenset(
-        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.verdicts)
-    )
+    """The ids of the columns that need a judge whose verdicts are only indicative.
 
-
-def indicative(cells: Iterable[CellResults]) -> set[tuple[str, About]]:
-    """The judges, with what they judged, whose verdicts are a hint and not a measurement.
-
-    Their balanced accuracy against people is below 75 %, or is not known of a measurable rule.
+    Its balanced accuracy against people is below 75 %, or is not known of a measurable rule.
     """
-    return {
+    hints = {
         (judge, about)
         for (judge, about, _), known in agreements(cells).items()
         if known is None or known["balanced_accuracy"][0] < 0.75
     }
+    return frozenset(
+        x.id for x in columns if any((x.judge, about) in hints for about in x.measure.verdicts)
+    )
 
 
 def agreements(

@@ -329,19 +329,17 @@ def keeps_form(text: str, check: Mapping[str, Any]) -> bool:
     """Whether an answer has the requested form."""
     text = text.strip()
     lower, bare = text.lower(), text.lower().strip("\"' ")
-    parts = re.split(r"(?<=[.?!])[\"']*\s+", text)
-    sentences = sum(bool(part.strip()) for part in parts)
+    sentences = len(re.split(r"(?<=[.?!])[\"']*\s+", text)) if text else 0
     forms: dict[str, Callable[[Any], bool]] = {
-        "starts_with": lambda texts: any(x.startswith(_lower(texts)) for x in (lower, bare)),
-        "ends_with": lambda texts: lower.endswith(_lower(texts)),
-        "contains": lambda texts: all(text in lower for text in _lower(texts)),
+        "starts_with": lambda texts: any(x.startswith(tuple(texts)) for x in (lower, bare)),
+        "ends_with": lambda texts: lower.endswith(tuple(texts)),
+        "contains": lambda texts: all(text in lower for text in texts),
         "max_words": lambda most: len(text.split()) <= most,
         "min_sentences": lambda least: sentences >= least,
         "max_sentences": lambda most: sentences <= most,
         "uppercase": lambda _: text == text.upper(),
     }
-    return all(forms[name](wanted) for name, wanted in check.items())
-
-
-def _lower(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text.lower() for text in texts)
+    return all(
+        forms[name]([x.lower() for x in wanted] if isinstance(wanted, list) else wanted)
+        for name, wanted in check.items()
+    )

@@ -158,7 +158,7 @@ def paired_difference(*columns: Sequence[float]) -> Difference:
     return Difference(float(gap(both.mean(axis=1))), low, high, p, n)
 
 
-def mcnemar(is_right: Sequence[bool], base: Sequence[bool]) -> float:
+def mcnemar(is_right: Sequence[float], base: Sequence[float]) -> float:
     """The exact two-sided p of McNemar's test on right and wrong of the same samples.
 
     Pairs that differ should go either way equally often: p is twice the smaller binomial tail

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from trueline.errors import ExampleError, SettingError
 from trueline.examples import (
+    ProbeQuestion,
     check_meant,
     holds_questions,
     read_examples,
@@ -184,7 +185,7 @@ def _read_files(
     examples, questions = read_examples(first), read_labeled(second)
     check_meant(questions, {example.id for example in examples}, str(second))
     probes = [
-        regimes.ProbeQuestion(
+        ProbeQuestion(
             one.regime or ("paraphrase" if one.id else "near miss"),  # follows from the id
             one.question,
             (one.id, *one.also) if one.id else (),

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
 
-from trueline.examples import LOCAL, Regime, read_examples, shipped_questions
+from trueline.examples import LOCAL, ProbeQuestion, Regime, read_examples, shipped_questions
 from trueline.lab.benchmarks.tables import (
     DataTable,
     Pools,
@@ -59,20 +57,6 @@ REGIMES: dict[str, Regime] = {  # of questions that the facts answer, by the ben
     "covered-double": "double",
     "covered-mid-text": "mid-text",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeQuestion:
-    """A question, its regime, and the examples it means and is about."""
-
-    regime: Regime
-    question: str
-    means: tuple[str, ...] = ()  # ids of the examples that answer it
-    about: tuple[str, ...] = ()  # ids; empty: those it means
-    id: str = ""  # empty: made of its example and regime
-    check: Mapping[str, Any] = field(default_factory=dict)
-    polarity: Literal["", "yes", "no"] = ""
-    category: str = ""
 
 
 def read_unrelated(data: Path | None) -> list[ProbeQuestion]:
@@ -138,13 +122,9 @@ def read_regimes(data: Path | None) -> Pools:
 
     Unrelated questions come from a data folder; without one there are none.
     """
-    questions = [
-        ProbeQuestion(x.regime, x.question, x.means, x.about, x.id, x.check, x.polarity)
-        for x in shipped_questions("test")
-    ]
     test = read_examples("facts:test")
     facts = [*test, *read_examples("facts:ground")]
-    probes = [*questions, *read_unrelated(data)]
+    probes = [*shipped_questions("test"), *read_unrelated(data)]
     return probe_pools(facts, probes, exact={fact.id for fact in test})
 
 

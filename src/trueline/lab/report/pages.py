@@ -26,7 +26,7 @@ from trueline.lab.findings import (
 from trueline.lab.judges.questions import About, Task
 from trueline.lab.leaks import leak_note
 from trueline.lab.measures import Column
-from trueline.lab.report.plots import FEWEST, plots_of
+from trueline.lab.report.plots import plots_of
 from trueline.lab.report.tables import (
     MARK,
     Document,
@@ -122,15 +122,11 @@ def write_report(
 
 
 def report_of(
-    results: RunResults,
-    tables: Sequence[Table],
-    *,
-    has_plots: bool = False,
-    fewest: int = FEWEST,
+    results: RunResults, tables: Sequence[Table], *, has_plots: bool = False
 ) -> Document:
-    """The report of a run: a section a table; a reliability curve takes `fewest` samples."""
+    """The report of a run: a section a table."""
     sections = []
-    plots = plots_of(tables, fewest) if has_plots else [()] * len(tables)
+    plots = plots_of(tables) if has_plots else [()] * len(tables)
     for table, drawn in zip(tables, plots, strict=True):
         hashes = {cell.head.data_hash for cell in table.cells}
         notes = [*_judge_notes(table), *agreement_notes(table.cells)]

@@ -75,18 +75,15 @@ class Plot:
         return out.getvalue()
 
 
-def plots_of(tables: Sequence[Table], fewest: int = FEWEST) -> list[tuple[Plot, ...]]:
-    """Every plot that each table has the numbers for; no two have the same name.
-
-    A reliability curve takes `fewest` samples.
-    """
+def plots_of(tables: Sequence[Table]) -> list[tuple[Plot, ...]]:
+    """Every plot that each table has the numbers for; no two have the same name."""
     taken: set[str] = set()
     found = []
     for table in tables:
         parts = [Path(table.benchmark).name, Path(table.model).name, table.apart]
         start = "-".join(filter(None, parts))
         group = []
-        for name, title, draw in _plots(table, fewest):
+        for name, title, draw in _plots(table):
             data = re.sub(r"[^\w.]+", "-", f"{start}-{name}").strip("-.").encode()
             if len(data) > 76:  # a file system takes 255 bytes: keep the beginning and end
                 data = data[:30] + b"-" + data[-45:]
@@ -99,7 +96,7 @@ def plots_of(tables: Sequence[Table], fewest: int = FEWEST) -> list[tuple[Plot, 
     return found
 
 
-def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
+def _plots(table: Table) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     """The name, the title and the drawing of each plot."""
 
     def plainness(row: MethodRow) -> tuple[bool, bool, bool]:  # defaults first, plain, a space
@@ -119,7 +116,7 @@ def _plots(table: Table, fewest: int) -> Iterator[tuple[str, str, Callable[[], F
             row.label: [x for cell in row.cells for x in confidences(cell, judge).values()]
             for row in rows
         }
-        if curves := {label: known for label, known in pairs.items() if len(known) >= fewest}:
+        if curves := {label: known for label, known in pairs.items() if len(known) >= FEWEST}:
             title = f"Reliability by {judge}"
             yield f"reliability-{judge}", title, partial(_reliability, curves)
     for sweep in sweeps_of(table):

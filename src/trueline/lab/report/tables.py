@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from trueline.lab.findings import can_gain, effect_of
+from trueline.lab.findings import can_gain, effect_of, key_of
 from trueline.lab.measures import (
     Average,
     Cells,
@@ -121,7 +121,7 @@ def tables_of(results: RunResults) -> list[Table]:
     """Every table of a run."""
     groups: dict[str, list[CellResults]] = {}
     for cell in results.cells:
-        groups.setdefault(_key(cell, _TABLE), []).append(cell)
+        groups.setdefault(key_of(cell, _TABLE), []).append(cell)
     tables = []
     for cells in groups.values():
         head = cells[0].head
@@ -134,12 +134,8 @@ def tables_of(results: RunResults) -> list[Table]:
     return tables
 
 
-def _key(cell: CellResults, names: Sequence[str]) -> str:
-    return repr([getattr(cell.head, name) for name in names])
-
-
 def _differing(cells: Sequence[CellResults], names: Sequence[str]) -> list[str]:
-    return [name for name in names if len({_key(cell, (name,)) for cell in cells}) > 1]
+    return [name for name in names if len({key_of(cell, (name,)) for cell in cells}) > 1]
 
 
 def _table(cells: Sequence[CellResults], apart: str) -> Table:
@@ -171,8 +167,8 @@ def _rows(cells: Sequence[CellResults]) -> list[MethodRow]:
     """The rows of a table, plain first, then in the order they were run."""
     groups: dict[str, dict[str, list[CellResults]]] = {}  # by method, then by way of answering
     for cell in cells:
-        answered = "" if cell.head.task == "choose" else _key(cell, _ANSWERED)
-        kind = _key(cell, ("control", "method", "changed", *_VARIED, *_SPACE))
+        answered = "" if cell.head.task == "choose" else key_of(cell, _ANSWERED)
+        kind = key_of(cell, ("control", "method", "changed", *_VARIED, *_SPACE))
         groups.setdefault(kind, {}).setdefault(answered, []).append(cell)
     parts = []
     for group in groups.values():
