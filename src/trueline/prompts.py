@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -166,7 +167,9 @@ def _pieces(render: Render, tokenizer: Tokenizer) -> list[str]:
     whole = render(look)
     if not spelled:
         return [whole]
-    mark = _SPLIT * (whole.count(_SPLIT) + 1)  # longer than any in the texts
+    used = {*whole}
+    signs = map(chr, range(ord(_SPLIT), sys.maxunicode))
+    mark = next(sign for sign in signs if sign not in used)  # by sets: texts may be long
     first = re.compile(f"(?s)(?={controls.pattern}).")  # of every token, overlapping or not
     return render(lambda text: first.sub(lambda one: one[0] + mark, text)).split(mark)
 
@@ -180,7 +183,8 @@ def _encode_pieces(pieces: Sequence[str], tokenizer: Tokenizer, *, special: bool
     starts = range(len(tokens) - len(plain) + 1)
     start = next((at for at in starts if tokens[at : at + len(plain)] == plain), 0)
     end = start + len(plain)  # then come the tokens that end a text
-    middle = [token for piece in others for token in encode_onward(piece, tokenizer)]
+    known = {piece: encode_onward(piece, tokenizer) for piece in {*others}}
+    middle = [token for piece in others for token in known[piece]]
     return tokens[:end] + middle + tokens[end:]
 
 

@@ -2,7 +2,9 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from time import perf_counter
 
 import pytest
 import tiny
@@ -11,6 +13,7 @@ from conftest import EXAMPLES
 from server import in_thread
 
 import trueline as tl
+from trueline.corrective.turns import read_form
 from trueline.serve.access import Keys
 from trueline.serve.app import create_app
 from trueline.serve.schemas import Limits
@@ -124,10 +127,19 @@ def with_question(text):
 
 
 SLOW = {  # none of them may hold a thread, or Python's lock, for long
+    "long": {**CHAT, "messages": [{"role": "user", "content": "'s " * 300_000}]},
+    "too_long": {**CHAT, "messages": [{"role": "user", "content": "a" * 5_000_000}]},
+    "controls": {
+        **CHAT,
+        "messages": [{"role": "user", "content": "<|end|>" * 20_000 + "\ufdd0" * 20_000}],
+    },
+    "tokens": {**CHAT, "max_tokens": 10**15},
     "stops": {**CHAT, "stop": ["x" * 1000] * 16, "n": 8, "stream": True},
+    "many_stops": {**CHAT, "stop": [f"x{n}" for n in range(10_000)]},
     "messages": {**CHAT, "messages": [{"role": "user", "content": "a"}] * 10_000},
     "settings": {**CHAT, "trueline": {"settings": {f"x{n}": 1 for n in range(20_000)}}},
     "spaces": with_question("a" + " " * 7_990 + "b"),
+    "quotes": with_question("'\"" * 4_000),
     "clauses": with_question("and is it a " * 660),
     "requests": with_question("begin 'b" * 1_000),
 }
@@ -137,9 +149,22 @@ SLOW = {  # none of them may hold a thread, or Python's lock, for long
 def test_no_request_freezes_the_server(embedder, name):
     lm = tiny.language_model("llama", chat=True)
     app = create_app(lm, {"facts": tl.build(None, EXAMPLES, embedder=embedder)})
+    path = "/v1/chat/completions"
     with in_thread(app) as running, running.http() as http, within(20):
-        assert http.post("/v1/chat/completions", json=SLOW[name]).status_code in (200, 400)
-        assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+        with ThreadPoolExecutor(1) as thread:
+            slow = thread.submit(http.post, path, json=SLOW[name])
+            while not slow.done():  # others are served meanwhile
+                begun = perf_counter()
+                assert http.post(path, json=CHAT).status_code == 200
+                assert perf_counter() - begun < 5
+        assert slow.result().status_code in (200, 400, 413)
+        assert http.post(path, json=CHAT).status_code == 200
+
+
+def test_the_form_of_a_long_turn_is_read_at_once():
+    for opening in ("begin 'b ", 'end "b '):  # quotes that do not end
+        with within(5):
+            assert read_form(opening * 20_000).opening == ""
 
 
 def test_no_head_breaks_the_server(running):

@@ -54,7 +54,8 @@ _SENTENCES_WANTED = re.compile(
 _WORDS_WANTED = re.compile(
     r"\b(?:at most|no more than|up to|under|within|in|max(?:imum)?)\s+(\d{1,3})\s+words\b"
 )
-_QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.+?)'|\"(?P<double>.+?)\")(?!\w)"
+# At most so many characters: a long run of openings without an end is tried from each of them.
+_QUOTED = r"[^.?!'\"]{0,60}?(?:'(?P<single>.{1,500}?)'|\"(?P<double>.{1,500}?)\")(?!\w)"
 _FORM = "(?:answer|reply|response|bullet|point|item|line|sentence|paragraph)"
 _OPENING_WANTED = re.compile(
     r"(?:(?<!\bthe )\b(?:begin|start|open|lead)"
