@@ -10,11 +10,17 @@ import pytest
 SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
+@pytest.fixture(scope="module")
+def variables(filled_home, tmp_path_factory):
+    given = {**os.environ, "TRUELINE_HOME": str(filled_home), "OMP_NUM_THREADS": "1"}
+    if given.pop("PYTHONDONTWRITEBYTECODE", ""):  # each would compile 2,500 modules anew
+        given["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("compiled"))
+    return given
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_runs(script, filled_home, tmp_path):
-    given = {"TRUELINE_HOME": str(filled_home)}
-    variables = {**os.environ, **given, "OMP_NUM_THREADS": "1"}
+def test_a_script_runs(script, variables, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
