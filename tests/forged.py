@@ -54,11 +54,9 @@ class Forged:
 
     def line(self, changes):
         """Change fields of the first example."""
-        first, *others = self.files["examples"].decode("utf-8").split("\n")
-        first = json.dumps(
-            json.loads(first) | changes, ensure_ascii=False, separators=(",", ":")
-        )
-        self.files["examples"] = "\n".join([first, *others]).encode("utf-8", "surrogatepass")
+        first, end, others = self.files["examples"].partition(b"\n")
+        first = msgspec.json.encode(json.loads(first) | changes)
+        self.files["examples"] = first + end + others
 
     def write(self, folder, *, is_signed=True, text=None):
         """Write it all into a folder; `text` stands in for space.json's own."""
@@ -73,11 +71,9 @@ class Forged:
                 record = {"sha256": sha256(data), "bytes": len(data)}
                 if KINDS[kind] in self.manifest["files"]:
                     self.manifest["files"][KINDS[kind]] = record
-        if text is None and is_signed:
-            text = signed_text(self.manifest)
-        if text is None:
-            text = json.dumps(self.manifest, ensure_ascii=False).encode(
-                "utf-8", "surrogatepass"
-            )
+        if text is None and not is_signed:
+            text = json.dumps(self.manifest, ensure_ascii=False)
+            text = text.encode("utf-8", "surrogatepass")
+        text = signed_text(self.manifest) if text is None else text
         (folder / "space.json").write_bytes(text)
         return folder

@@ -105,17 +105,10 @@ def test_parquet_gives_the_same_examples_and_names_rows_by_number():
     assert problems("facts.parquet") == ["facts.parquet:2: the question is empty"]
 
 
-def test_numpy_and_arrow_lists_are_lists():
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    answers = arrow.array([["a", "b"]], arrow.large_list(arrow.large_string()))
-    question = arrow.array(["Q?"]).dictionary_encode()
-    number = arrow.array([7], arrow.int8())
-    names = ["question", "answers", "id"]
-    parquet.write_table(arrow.table([question, answers, number], names), "facts.parquet")
-    (read,) = read_examples("facts.parquet")
-    (given,) = read_examples([Example("Q?", np.array(["a", "b"]), id="7")])
-    assert read == given == Example("Q?", ["a", "b"], id="7")
-    assert list(to_lines([given])) == list(to_lines([read]))
+def test_an_array_of_numpy_is_a_list_of_answers():
+    given, wanted = (Example("Q?", make(["a", "b"]), id="7") for make in (np.array, list))
+    assert read_examples([given]) == [wanted]
+    assert list(to_lines([given])) == list(to_lines([wanted]))
 
 
 def test_a_csv_of_semicolons_is_read_as_one_of_commas():
@@ -130,12 +123,12 @@ def test_a_csv_of_semicolons_is_read_as_one_of_commas():
 # Columns and cells
 
 
-@pytest.mark.parametrize("wrong", ["wrong_answers", "wrong", "incorrect_answers"])
-def test_the_usual_column_names_need_no_mapping(wrong):
-    write_rows("facts.jsonl", [{"question": "Q?", "answer": "Yes.", wrong: "No.", "extra": 1}])
-    assert read_examples("facts.jsonl") == [
-        Example("Q?", "Yes.", "No.", id=named_by_content("Q?", ["Yes."], ["No."]))
-    ]
+def test_the_usual_column_names_need_no_mapping():
+    names = ("wrong_answers", "wrong", "incorrect_answers")
+    rows = [{"question": "Q?", "answer": x, x: "No.", "extra": 1} for x in names]
+    for read, name in zip(read_examples(write_rows("facts.jsonl", rows)), names):
+        id = named_by_content("Q?", [name], ["No."])
+        assert read == Example("Q?", name, "No.", id=id)
 
 
 ANSWERS = {  # a row, the options, and its answers
@@ -143,11 +136,7 @@ ANSWERS = {  # a row, the options, and its answers
     "nothing is split or stripped": ({"answers": " a; b, c\nd "}, {}, (" a; b, c\nd ",)),
     "a list in a cell": ({"answers": '["a", "b"]'}, {}, ("a", "b")),
     "separator": ({"answers": "a; b ;  ; c;"}, {"separator": "; "}, ("a", "b", "c")),
-    "a list has no separator": (
-        {"answers": ["a; b", "c"]},
-        {"separator": "; "},
-        ("a; b", "c"),
-    ),
+    "a list": ({"answers": ["a; b", "c"]}, {"separator": "; "}, ("a; b", "c")),
     "numbers in brackets": ({"answers": "[0, 1]"}, {}, ("[0, 1]",)),
     "a part": ({"a": {"text": ["a", "b"]}}, {"columns": {"answers": "a.text"}}, ("a", "b")),
     "a name with a dot": (
@@ -155,11 +144,7 @@ ANSWERS = {  # a row, the options, and its answers
         {"columns": {"answers": "a.b"}},
         ("this",),
     ),
-    "an empty column": (
-        {"answers": "a", "from": None},
-        {"columns": {"source": "from"}},
-        ("a",),
-    ),
+    "an empty column": ({"answers": "a", "x": None}, {"columns": {"source": "x"}}, ("a",)),
 }
 
 
@@ -180,8 +165,7 @@ COLUMNS = {  # the text of a .csv, or rows; the columns given; the end of the me
     "singular": (
         ROWS,
         {"answer": "answers"},
-        "there is no field 'answer' (did you mean answers?); an example has id, question, "
-        "answers, wrong_answers, source",
+        "no field 'answer'; an example has id, question, answers, wrong_answers, source",
     ),
     "no such column": (
         [GUM],
@@ -314,7 +298,6 @@ REFUSED = {  # the name of a file, its content, and what its refusal contains
         r"its name must end in one of \['.jsonl', '.ndjson', '.json', '.csv'",
     ),
     "short": ("f.jsonl.gz", PACKED[:40], "f.jsonl.gz cannot be read: "),
-    "scrambled": ("f.jsonl.gz", PACKED[:10] + b"\xff" * 40, "f.jsonl.gz cannot be read: "),
     "parquet": ("f.parquet", "PAR1", "f.parquet cannot be read: "),
 }
 
@@ -351,14 +334,8 @@ def test_missing_ids_are_hashes_of_the_content_that_avoid_the_given_ones():
     ids = [3, "", None, f"{GUM_ID}-2", "x"]
     write_rows("facts.jsonl", [*(GUM | {"id": each} for each in ids), SKY])
     read = read_examples("facts.jsonl")
-    assert [each.id for each in read] == [
-        "3",
-        GUM_ID,
-        f"{GUM_ID}-3",
-        f"{GUM_ID}-2",
-        "x",
-        SKY_ID,
-    ]
+    wanted = ["3", GUM_ID, f"{GUM_ID}-3", f"{GUM_ID}-2", "x", SKY_ID]
+    assert [each.id for each in read] == wanted
 
 
 def test_the_content_hash_changes_with_everything_but_the_id():
@@ -386,11 +363,10 @@ def test_records_are_checked_by_place():
 # Datasets
 
 
-@pytest.mark.parametrize(("source", "count"), [("facts", 100), ("facts:test", None)])
-def test_the_shipped_facts_have_names(source, count):
-    read = read_examples(source)
-    assert count in (None, len(read))
-    assert read == read_examples({"facts": "facts:ground"}.get(source, source))
+def test_the_shipped_facts_have_names():
+    assert len(read_examples("facts")) == 100
+    assert read_examples("facts") == read_examples("facts:ground")
+    assert read_examples("facts:test") != read_examples("facts:ground")
 
 
 def test_a_hub_name_goes_to_datasets_with_its_split_and_config(monkeypatch):
@@ -420,9 +396,7 @@ def test_a_dataset_folder_is_read_by_datasets(folder, monkeypatch):
     (folder / "data").mkdir()
     write_rows("data/train.jsonl", [GUM, {"question": "", "answers": ["a"]}])
     write_rows("data/test.jsonl", [{key: SKY[key] for key in GUM}])
-    assert read_examples("data", limit=1) == [
-        Example(GUM["question"], GUM["answers"], id=GUM_ID)
-    ]
+    assert [each.id for each in read_examples("data", limit=1)] == [GUM_ID]
     assert [each.question for each in read_examples("data", split="test")] == [SKY["question"]]
     assert problems(Path("data")) == ["data:2: the question is empty"]
     assert "check name, split and config, or give a file" in refusal("data", split="validation")
@@ -456,12 +430,7 @@ def test_lines_have_one_form():
         '{"id": "x", "question": "Où ?", "answers": ["Ici\u2028là\\n"], '
         '"wrong_answers": [], "source": ""}\n'
     )
-
-
-def test_the_digest_is_that_of_the_lines():
     assert digest(EXAMPLES) == hashlib.sha256(TWO_LINES.encode()).hexdigest()
-    without_id = [EXAMPLES[0], Example(SKY["question"], SKY["answers"], SKY["wrong_answers"])]
-    assert digest(without_id) == digest(EXAMPLES)
     assert digest(EXAMPLES[::-1]) != digest(EXAMPLES)
 
 

@@ -342,7 +342,7 @@ def test_the_last_user_turn_is_the_question(name, messages, answer):
     output = tokenizer.encode(answer, add_special_tokens=False)
     for pads in (0, 5):
         found = find_question(Prompt(), tokenizer, [0] * pads + prompt + output)
-        assert (found.question, found.start) == ("Are bats blind?", pads + len(prompt))
+        assert found == ("Are bats blind?", pads + len(prompt))
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
@@ -361,7 +361,7 @@ def test_what_the_template_leaves_of_a_prompt_is_the_question(chat, prompt, ques
     output = tokenizer.encode(" Bats are not blind.", add_special_tokens=False)
     for pads in (0, 3):
         found = find_question(prompt, tokenizer, [0] * pads + ids + output)
-        assert (found.question, found.start) == (question, pads + len(ids))
+        assert found == (question, pads + len(ids))
 
 
 @pytest.mark.parametrize("text", ["", "Bats, they say", "Q: Are bats blind?", "A:"])

@@ -1,6 +1,7 @@
 """Spaces: what is built is what is read; each edit equals one build."""
 
 import copy
+import json
 import os
 import random
 from dataclasses import replace
@@ -24,6 +25,7 @@ from trueline.errors import (
     SpaceFormatError,
     SpaceMismatchError,
 )
+from trueline.examples import digest, to_lines
 from trueline.session import open_session
 from trueline.store import PRIVATE
 
@@ -99,10 +101,7 @@ def test_examples_alone_are_enough_for_any_model(embedder, examples, tmp_path):
     for source in (tmp_path / "facts.jsonl", str(tmp_path / "facts.jsonl")):
         assert len(tl.build(source, embedder=embedder)) == 1
     space, lm = tl.build(examples, embedder=embedder), tiny.language_model("qwen2")
-    for same in (
-        tl.build(None, examples, embedder=embedder),
-        tl.build(lm, examples, embedder=embedder),
-    ):
+    for same in (tl.build(one, examples, embedder=embedder) for one in (None, lm)):
         assert same.counts() == space.counts() == {"entries": 0, "examples": 4}
     assert space.info()["bytes_per_example"] < 2000
     assert tl.generate(lm, tl.KATE(space, k=2), "Are bats blind?", max_new_tokens=3).token_ids
@@ -217,12 +216,10 @@ def test_what_only_a_space_names_is_not_fetched_from_the_hub(
     part = forged.manifest if field == "embedder" else forged.manifest["entries"]
     part[field] = "somebody/else"
     space = tl.open(forged.write(tmp_path / "theirs.space"))
-    use = {
-        "model": lambda: open_session(["rad"], space=space),
-        "embedder": lambda: space.open_embedder("cpu"),
-    }[field]
     with pytest.raises(tl.TruelineError, match=f"because a space names it.*--{field}"):
-        use()
+        space.open_embedder("cpu") if field == "embedder" else open_session(
+            ["rad"], space=space
+        )
     assert calls == [{"local_files_only": True}]
 
 
@@ -430,19 +427,11 @@ def test_a_space_in_memory_that_is_saved_has_this_folder_from_then_on(space, tmp
 
 def old_space(folder, examples):
     """The examples of a space as 0.2.0 wrote it, in two segments, with one removed."""
-    import hashlib
-    import json
-
-    from trueline.examples import to_lines
-
     folder.mkdir()
     segments = []
     for part, removed in ((examples[:2], []), (examples[2:], [examples[-1].id])):
-        data = "".join(to_lines(part)).encode()
-        digest = hashlib.sha256(data).hexdigest()
-        name = f"examples-{digest[:16]}.jsonl"
-        (folder / name).write_bytes(data)
-        file = {"name": name, "sha256": digest, "bytes": len(data)}
+        file = {"name": f"examples-{digest(part)[:16]}.jsonl", "sha256": digest(part)}
+        (folder / file["name"]).write_text("".join(to_lines(part)), "utf-8")
         segments.append({"name": "x", "files": {"examples": file}, "removed": removed})
     manifest = {"format": "trueline grounding space", "format_version": 2, "segments": segments}
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -467,9 +456,7 @@ def test_a_space_of_0_2_0_is_refused_with_the_command_that_takes_its_examples(
     assert list(tl.open(tmp_path / "new.space").examples) == examples[:-1]
     assert list(tl.build(tmp_path / "new.space", embedder=embedder).examples) == examples[:-1]
     assert contents(tmp_path / "old.space") == before
-    (lines,) = [
-        p for p in (tmp_path / "old.space").glob("*.jsonl") if b"fact-1" in p.read_bytes()
-    ]
-    lines.write_bytes(lines.read_bytes().replace(b"bats", b"cats"))
+    for path in (tmp_path / "old.space").glob("*.jsonl"):
+        path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(SpaceFormatError, match="its checksum differs"):
         tl.build(tmp_path / "old.space", embedder=embedder)

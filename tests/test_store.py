@@ -439,15 +439,6 @@ def test_a_linked_folder_of_files_is_not_read_and_not_written(build, folder, tmp
     assert before.items() <= snapshot(tmp_path).items()
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_no_writer_of_ours_changes_a_file_in_place(act, build, folder, tmp_path):
-    copy = tmp_path / "hard-links"  # a backup that shares every file with the folder
-    shutil.copytree(folder, copy, copy_function=os.link)
-    before = snapshot(copy)
-    ACTS[act](build, folder)
-    assert snapshot(copy) == before
-
-
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/below", "file"])
 def test_a_path_that_can_hold_no_space_is_one_error(name, build, tmp_path):
     (tmp_path / "file").write_text("mine")

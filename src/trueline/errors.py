@@ -1,20 +1,4 @@
-"""The tree of errors that a user can cause; any other exception is a bug.
-
-TruelineError
-├── SettingError          an option has a value it cannot have (also a ValueError)
-├── ExampleError          some examples cannot be used; all are listed (also a ValueError)
-│   └── ColumnError           a file has other columns than those that are read
-├── ModelError            a model, tokenizer or embedder cannot be opened or used
-│   ├── UnknownModelError     no model has this name; the right names are listed
-│   └── DownloadError         no network, a damaged file, no room
-├── SpaceError            a grounding space cannot be used
-│   ├── SpaceFormatError      it is damaged, unfinished or from another release
-│   ├── SpaceConflictError    another commit to its folder came first
-│   └── SpaceMismatchError    it was built with another model, tokenizer, embedder or prompt
-├── ClusterError          a cluster cannot be reached, or its workers cannot do the work
-├── MissingExtraError     an optional part is not installed; the message names the extra
-└── OutputError           what a command printed could not be written
-"""
+"""The tree of errors that a user can cause; any other exception is a bug."""
 
 from collections.abc import Mapping
 from importlib import import_module

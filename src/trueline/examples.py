@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ import msgspec
 from trueline import files
 from trueline.errors import ColumnError, ExampleError, SettingError, import_extra
 from trueline.settings import check_value, whole_number
-from trueline.text import counted, half_character, shown
+from trueline.text import counted, shown
 from trueline.types import Example
 
 Row = dict[str, Any]
@@ -95,25 +94,25 @@ def _format(path: Path) -> str:
 
 
 def _file_rows(path: Path) -> Rows:
-    if problem := files.refusal(path):
-        if problem == os.strerror(errno.ENOENT):
-            is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
-            known = _SHIPPED if is_fact else [other.name for other in others]
-            near = get_close_matches(path.name, known)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            problem = f"there is no such file{meant}"
-        raise ValueError(problem)
-    if _format(path) not in _FORMATS:
-        raise ValueError(f"its name must end in one of {[*_FORMATS]}, or a text form with .gz")
-    if (reader := _FORMATS[_format(path)]) is None:
-        with import_extra("pyarrow.parquet", str(path), "data").ParquetFile(path) as table:
-            yield from _arrow_rows(table.iter_batches())
-        return
-    with files.open_unpacked(path) as data:
-        if problem := files.foreign_encoding(data.peek(4)):
-            raise ValueError(problem)
-        with TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as text:
-            yield from reader(text)
+    try:
+        with files.open_unpacked(path) as data:
+            if _format(path) not in _FORMATS:
+                wanted = f"one of {[*_FORMATS]}, or a text form with .gz"
+                raise ValueError(f"its name must end in {wanted}")
+            if (reader := _FORMATS[_format(path)]) is None:
+                parquet = import_extra("pyarrow.parquet", str(path), "data")
+                with parquet.ParquetFile(data) as table:
+                    yield from _arrow_rows(table.iter_batches())
+            elif problem := files.foreign_encoding(data.peek(4)):
+                raise ValueError(problem)
+            else:
+                with TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as text:
+                    yield from reader(text)
+    except FileNotFoundError:
+        is_fact, others = path.name.startswith("facts:"), path.parent.glob("*")
+        near = get_close_matches(path.name, _SHIPPED if is_fact else [x.name for x in others])
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"there is no such file{meant}") from None
 
 
 def _jsonl_rows(file: TextIO) -> Rows:
@@ -262,46 +261,40 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
     """The columns that each field is read from; one that no row has is an error."""
     check_value("columns", columns, dict[str, str | None])
     if unknown := [field for field in columns if field not in _COLUMNS]:
-        near = get_close_matches(unknown[0], _COLUMNS, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
         raise SettingError(
-            f"{name}: there is no field {shown(unknown[0])}{meant}; an example has "
+            f"{name}: there is no field {shown(unknown[0])}; an example has "
             f"{', '.join(_COLUMNS)}"
         )
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
-    required = dict.fromkeys(("question", "answers", *columns))
-    pairs = {field: [(row, x) for row in rows for x in chosen[field]] for field in required}
-    missing = [
-        field
-        for field, cells in pairs.items()
-        if cells and not any(x in row or _cell(row, x) is not None for row, x in cells)
-    ]
-    if missing:
-        wanted = " and ".join(
-            f"no column {' or '.join(map(repr, chosen[field]))}"
-            + (f" for {field}" if field in columns else "")
-            for field in missing
-        )
-        known = dict.fromkeys(key for row in rows for key in row)
-        taken = {name for field in columns if field not in missing for name in chosen[field]}
-        guesses: dict[str, str] = {}  # for each field a column that sounds like it
-        for field in missing:
-            sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
-            free = (x for x in known if x not in taken and sounds.search(x))
-            guesses[field] = next(free, "...")
-            taken.add(guesses[field])
-        listed = ", ".join(map(repr, known))
-        raise ColumnError(f"{name} has {wanted}; its columns are {listed}", guesses)
-    return chosen
+    missing = []
+    for field in dict.fromkeys(("question", "answers", *columns)):
+        cells = [(row, x) for row in rows for x in chosen[field]]
+        if cells and not any(x in row or _cell(row, x) is not None for row, x in cells):
+            missing.append(field)
+    if not missing:
+        return chosen
+    known = dict.fromkeys(key for row in rows for key in row)
+    taken = {name for field in columns if field not in missing for name in chosen[field]}
+    guesses: dict[str, str] = {}  # for each field a column that sounds like it
+    wanted = []
+    for field in missing:
+        sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
+        free = (x for x in known if x not in taken and sounds.search(x))
+        guesses[field] = next(free, "...")
+        taken.add(guesses[field])
+        reader = f" for {field}" if field in columns else ""
+        wanted.append(f"no column {' or '.join(map(repr, chosen[field]))}{reader}")
+    listed = ", ".join(map(repr, known))
+    raise ColumnError(f"{name} has {' and '.join(wanted)}; its columns are {listed}", guesses)
 
 
 def _not_utf8(text: str) -> str:
     """What is wrong with a text that UTF-8 cannot hold."""
-    if (half := half_character(text)) is None:
-        return ""
-    if "\udc80" <= half[0] <= "\udcff":  # what another byte is decoded to
-        return f"the byte 0x{ord(half[0]) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
-    return f"the text holds {half[0]!r}, half of a character, which UTF-8 cannot keep"
+    for half in re.findall("[\ud800-\udfff]", text):
+        if "\udc80" <= half <= "\udcff":  # what another byte is decoded to
+            return f"the byte 0x{ord(half) & 0xFF:02x} is not UTF-8; save the file as UTF-8"
+        return f"the text holds {half!r}, half of a character, which UTF-8 cannot keep"
+    return ""
 
 
 def _cell(row: Row, column: str) -> Any:

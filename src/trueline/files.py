@@ -16,12 +16,8 @@ from typing import IO, Any, AnyStr
 
 from trueline.errors import SettingError
 
-_OTHER_MARKS = {  # how texts begin that are not UTF-8; UTF-32 may begin as UTF-16 does
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+# How texts begin that are not UTF-8; one of the two of UTF-16 also begins UTF-32.
+_OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 _MOST_TEXT = 16_000_000  # bytes of a text file
 _MOST_UNPACKED = 2_000_000_000  # of a table; a small packed one may hold any number
 _LONGEST_LINE = 16_000_000  # of a table; the longest of any benchmark here has 40,000
@@ -34,15 +30,6 @@ class UnreadableError(OSError):
 def reason(error: BaseException) -> str:
     """The message of an error; of an OSError without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def refusal(path: str | os.PathLike[str]) -> str:
-    """Why a path cannot be read as a file, or ''."""
-    try:
-        open_file(path).close()
-    except OSError as error:
-        return reason(error)
-    return ""
 
 
 def open_file(path: str | os.PathLike[str], flags: int = 0) -> BufferedReader:
@@ -62,15 +49,16 @@ def open_file(path: str | os.PathLike[str], flags: int = 0) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read it; no links."""
-    return open_file(path, os.O_NOFOLLOW)
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The first bytes of a regular file, or all; no links."""
+    with open_file(path, os.O_NOFOLLOW) as file:
+        return file.read(most)
 
 
 def foreign_encoding(beginning: bytes) -> str:
     """What to do about a text that begins like UTF-16 or UTF-32, or ''."""
-    names = (name for mark, name in _OTHER_MARKS.items() if beginning.startswith(mark))
-    return next((f"it is {name}; save it as UTF-8" for name in names), "")
+    is_other = beginning.startswith(_OTHER_MARKS)
+    return "it is UTF-32 or UTF-16; save it as UTF-8" if is_other else ""
 
 
 def read_bytes(path: str | os.PathLike[str], what: str, *, most: int = _MOST_TEXT) -> bytes:

@@ -301,8 +301,7 @@ class Conversation:
         return _encode_pieces([first, *others], tokenizer, special=False)
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
-        prompt = self.prompt
-        return prompt.is_chat(tokenizer) if prompt else bool(tokenizer.chat_template)
+        return (self.prompt or Prompt()).is_chat(tokenizer)
 
     def _written(self, put: Callable[[str], str]) -> list[tuple[str, str]]:
         """The messages as the model reads them: user messages in the prompt."""
@@ -379,18 +378,10 @@ def chat_turn(
     return Conversation((*turns, ("user", question)), prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundQuestion:
-    """A question in the tokens of a row."""
-
-    question: str
-    start: int  # tokens before the answer
-
-
 def find_question(
     prompt: Prompt, tokenizer: Tokenizer, tokens: Sequence[int]
-) -> FoundQuestion | None:
-    """The question of the last user turn, or of the prompt's template in plain text."""
+) -> tuple[str, int] | None:
+    """The question of the last user turn, or of the plain prompt; where its answer begins."""
 
     def decode(count: int) -> str:
         ids = list(tokens[:count])
@@ -399,26 +390,21 @@ def find_question(
     text = decode(len(tokens))
     if tokenizer.chat_template and prompt.chat is not False:
         user = ("user", _HOLE)
-        first, tail = _around(_apply_chat_template(tokenizer, [user]))
+        first, _, tail = _apply_chat_template(tokenizer, [user]).partition(_HOLE)
         turns = _apply_chat_template(tokenizer, [user, ("assistant", "."), user])
         heads = first[::-1], turns.rpartition(_HOLE)[0][::-1]
         head = commonprefix(heads)[::-1]  # what is right before any turn  # noqa: RUF071
     else:
-        head, tail = _around(prompt.render(_HOLE, tokenizer))
+        head, _, tail = prompt.render(_HOLE, tokenizer).partition(_HOLE)
     begin = text.rfind(head) if head else 0
     end = text.find(tail, begin + len(head)) if begin >= 0 and tail else -1
     if begin < 0 or end < 0:
         return None
     turn = text[begin + len(head) : end]
-    before, after = _around(prompt.fill(_HOLE))
+    before, _, after = prompt.fill(_HOLE).partition(_HOLE)
     if turn.startswith(before) and turn.endswith(after):
         turn = turn[len(before) : len(turn) - len(after)]
     if not turn.strip():
         return None
     start = bisect_left(range(len(tokens)), end + len(tail), key=lambda n: len(decode(n)))
-    return FoundQuestion(turn.strip(), start)
-
-
-def _around(text: str) -> tuple[str, str]:
-    head, _, tail = text.partition(_HOLE)
-    return head, tail
+    return turn.strip(), start

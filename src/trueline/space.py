@@ -227,12 +227,9 @@ class GroundingSpace:
 
         A space that had no folder has this one from now on: edits are committed there.
         """
-        folder = Path(folder)
-        if _is_same(folder, self.folder):
-            self._write(folder, self.state)
-        else:
-            made = self if self.folder is None else replace(self)
-            made._write(folder, store.state_in(folder))
+        folder, is_here = Path(folder), _is_same(folder, self.folder)
+        made = self if is_here or self.folder is None else replace(self)
+        made._write(folder, self.state if is_here else store.state_in(folder))
 
     def current(self) -> GroundingSpace:
         """The newest state of the folder; the space itself if nothing was committed since."""
@@ -485,13 +482,10 @@ def merge(
     if entries is not None and new.entries is not None:
         entries = entries.joined(new.entries, len(one))
     made = one._joined(new.examples, new.vectors, entries)
-    made = replace(made, folder=None, state=None)
-    for space in (one, other):
-        if out is not None and _is_same(out, space.folder):
-            made = replace(made, folder=space.folder, state=space.state)
-    is_elsewhere = made.folder is None
+    home = next((x for x in (other, one) if out and _is_same(out, x.folder)), None)
+    made = replace(made, folder=home and home.folder, state=home and home.state)
     made = made._committed("merge", len(new))
-    if out is not None and is_elsewhere:
+    if out is not None and home is None:
         _existing(Path(out), "", is_replaced=overwrite)
         made.save(out)
     return made

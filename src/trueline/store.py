@@ -32,7 +32,7 @@ from trueline import files
 from trueline.cluster import Run
 from trueline.errors import SpaceConflictError, SpaceError, SpaceFormatError
 from trueline.prompts import Prompt
-from trueline.text import counted
+from trueline.text import counted, shown
 from trueline.types import Example, OnProgress
 
 NAME, PRIVATE = "space.json", ".trueline"
@@ -94,10 +94,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sha256: str = ""  # of this file, with 64 zeros in the place of this hash
 
 
-class _Version(msgspec.Struct):
-    format_version: int
-
-
 def _sealed(manifest: Manifest) -> tuple[Manifest, bytes]:
     """A manifest with the hash of itself, and the text of space.json."""
     unsigned = msgspec.structs.replace(manifest, sha256=_NO_HASH.decode())
@@ -136,15 +132,14 @@ def read(folder: Path, parse: Callable[[Manifest, Read], T]) -> T:
 def read_manifest(folder: Path) -> Manifest:
     """The content of space.json, which must be to the byte what we would write."""
     try:
-        with files.open_regular(folder / NAME) as file:
-            data = file.read(_LARGEST)
+        data = files.read_regular(folder / NAME, _LARGEST)
     except (OSError, ValueError) as error:
         raise _no_space(folder, files.reason(error)) from error
     try:
-        version = msgspec.json.decode(data, type=_Version).format_version
+        version = msgspec.json.decode(data, type=dict[str, Any]).get("format_version")
         if version != 4:
-            advice = "; install a newer trueline" if version > 4 else ""
-            raise ValueError(f"it has format {version}, this release reads 4{advice}")
+            advice = "this release reads 4; install a newer trueline"
+            raise ValueError(f"it has format {shown(version)}, {advice}")
         manifest = msgspec.json.decode(data, type=Manifest)
         check_tuned(manifest.tuned)
         if _sealed(manifest)[1] != data:
@@ -188,8 +183,7 @@ def _read_file(folder: Path, manifest: Manifest, name: str) -> bytes:
     try:
         if path.parent.is_symlink() or (folder / manifest.folder).is_symlink():
             raise OSError("it is in no folder of the space")
-        with files.open_regular(path) as file:
-            data = file.read(record.bytes + 1)
+        data = files.read_regular(path, record.bytes + 1)
     except OSError as error:
         reason = f"{name} is missing or cannot be read ({files.reason(error)})"
         raise ValueError(reason) from error
@@ -252,29 +246,22 @@ def examples_of_space(source: object) -> list[Example] | None:
         return list(read(folder, lambda _, data: examples_in(data(EXAMPLES))))
     if not os.path.lexists(folder / _OLD_NAME):
         return None
+    examples: list[Example] = []
     try:
-        return list(_old_examples(folder))
+        manifest = msgspec.json.decode(files.read_regular(folder / _OLD_NAME))
+        for segment in manifest["segments"]:
+            record = segment["files"]["examples"]
+            data = files.read_regular(folder / Path(record["name"]).name)
+            if _hash(data) != record["sha256"]:
+                raise ValueError(f"{record['name']} was changed: its checksum differs")
+            lines = [msgspec.json.decode(line, type=Example) for line in data.splitlines()]
+            examples += [x for x in lines if x.id not in segment["removed"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise SpaceFormatError(
             f"the examples of {folder} cannot be read ({files.reason(error)}); restore it from "
             "a copy"
         ) from error
-
-
-def _old_examples(folder: Path) -> Iterator[Example]:
-    """The examples of a space of 0.2.0: those of its segments that were not removed."""
-    with files.open_regular(folder / _OLD_NAME) as file:
-        manifest = msgspec.json.decode(file.read())
-    for segment in manifest["segments"]:
-        record = segment["files"]["examples"]
-        with files.open_regular(folder / Path(record["name"]).name) as file:
-            data = file.read()
-        if _hash(data) != record["sha256"]:
-            raise ValueError(f"{record['name']} was changed: its checksum differs")
-        for line in data.splitlines():
-            example = msgspec.json.decode(line, type=Example)
-            if example.id not in segment["removed"]:
-                yield example
+    return examples
 
 
 # Writing
@@ -369,8 +356,17 @@ def resumed(
 @contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
     """Hold a lock file, which is gone again afterwards; the system frees it at a kill."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     end = monotonic() + seconds
-    while (handle := _try_lock(path)) is None:
+    while True:
+        with suppress(FileNotFoundError):  # whoever held it has just removed the folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, flags, 0o644)
+            with suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(handle), os.lstat(path)):
+                    break  # else it was removed meanwhile
+            os.close(handle)
         if monotonic() >= end:
             raise TimeoutError
         sleep(0.01)
@@ -383,22 +379,6 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
                 path.parent.rmdir()
                 if path.parent.parent.name == PRIVATE:
                     path.parent.parent.rmdir()
-
-
-def _try_lock(path: Path) -> int | None:
-    """An open lock file that this process alone holds; None if another holds it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, flags, 0o644)
-    except FileNotFoundError:  # whoever held it has just removed the folder
-        return None
-    with suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), os.lstat(path)):  # else it was removed meanwhile
-            return handle
-    os.close(handle)
-    return None
 
 
 @contextmanager
@@ -473,8 +453,8 @@ def check_folder(folder: Path) -> None:
 
 def _is_space(folder: Path) -> bool:
     """Whether a folder holds a space, whole or damaged, or one that was begun."""
-    with suppress(OSError), files.open_regular(folder / NAME) as file:
-        if file.read(len(_HEAD)) == _HEAD:
+    with suppress(OSError):
+        if files.read_regular(folder / NAME, len(_HEAD)) == _HEAD:
             return True
     paths = list(folder.rglob("*"))
     return all(_is_ours(folder, x) for x in paths) and any(x.is_dir() for x in paths)

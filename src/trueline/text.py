@@ -18,13 +18,8 @@ _SHOWN = 80  # characters of a value in a message
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def half_character(text: str) -> re.Match[str] | None:
-    """The first surrogate in a text, as JSON can spell it; UTF-8 cannot hold one."""
-    return _SURROGATE.search(text)
-
-
 def has_half_character(text: str) -> bool:
-    """Whether a text holds a surrogate."""
+    """Whether a text holds a surrogate, as JSON can spell it; UTF-8 cannot hold one."""
     return _SURROGATE.search(text) is not None
 
 

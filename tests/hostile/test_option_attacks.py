@@ -272,7 +272,7 @@ def test_questions_and_candidates_may_come_from_an_iterator():
     ("file", "reason"),
     [
         ("latin.txt", "in line 2 the byte 0xee is not UTF-8; save the file as UTF-8"),
-        ("wide.txt", "it is UTF-16; save it as UTF-8"),
+        ("wide.txt", "UTF-16; save it as UTF-8"),
         ("large.txt", "it has more than 16,000,000 bytes"),
         ("folder", "it is a folder"),
         ("fifo", "it is no regular file"),

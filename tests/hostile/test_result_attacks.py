@@ -140,9 +140,7 @@ def test_what_editors_do_to_a_file_is_read(real, tmp_path):
         assert read_results(put(tmp_path, content)).cells == wanted
         with open_journal(tmp_path) as journal:
             assert encode_lines(journal.lines) == real
-    assert "it is UTF-16; save it as UTF-8" in refused(
-        put(tmp_path, real.decode().encode("utf-16"))
-    )
+    assert "UTF-16; save it as UTF-8" in refused(put(tmp_path, real.decode().encode("utf-16")))
 
 
 def test_a_torn_end_is_dropped_counted_and_shown(real, tmp_path):

@@ -19,14 +19,7 @@ from trueline.engines.base import Engine, TokenReader
 from trueline.errors import SettingError
 from trueline.methods.base import Adjusted, Needs, Prepared, SpaceMethod, Step
 from trueline.methods.prompting import Greedy
-from trueline.prompts import (
-    FoundQuestion,
-    ModelInput,
-    Prompt,
-    chat_turn,
-    encode_onward,
-    find_question,
-)
+from trueline.prompts import ModelInput, Prompt, chat_turn, encode_onward, find_question
 from trueline.settings import Between
 from trueline.space import GroundingSpace
 from trueline.types import Example, Sampling, ScopedExample
@@ -183,7 +176,7 @@ class Corrective(ScopeMethod):
                         "this prompt does not show where the answer begins; give "
                         "prompt_length=input_ids.shape[1]"
                     )
-                text, start = (found.question, found.start) if found else (None, 0)
+                text, start = found or (None, 0)
                 outputs.append(context[start if prompt_length is None else prompt_length :])
                 corrections.append(begin(question or text) if question or text else None)
             return lift_rows(corrections, outputs, scores).logits
@@ -221,14 +214,14 @@ class Corrector:
     method: ScopeMethod
     reader: TokenReader
 
-    def find(self, tokens: Sequence[int]) -> FoundQuestion | None:
+    def find(self, tokens: Sequence[int]) -> tuple[str, int] | None:
         """The question in the tokens of a prompt, and where its answer begins."""
         return find_question(self.method.space.prompt, self.reader.tokenizer, tokens)
 
     def question_before(self, tokens: Sequence[int]) -> str | None:
         """The question of a prompt whose answer begins right after these tokens."""
         found = self.find(tokens)
-        return found.question if found is not None and found.start >= len(tokens) else None
+        return found[0] if found is not None and found[1] >= len(tokens) else None
 
     def begin(
         self,

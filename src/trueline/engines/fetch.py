@@ -19,7 +19,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from trueline.errors import DownloadError, ModelError, SettingError
-from trueline.files import open_regular, reason
+from trueline.files import read_regular, reason
 from trueline.text import visible
 
 Facts = dict[str, Any]  # what a folder of the cache is made from
@@ -49,8 +49,7 @@ def home() -> Path:
 
 def is_finished(folder: Path, facts: Facts) -> bool:
     try:
-        with open_regular(folder / "source.json") as file:
-            return bool(json.load(file) == facts)
+        return bool(json.loads(read_regular(folder / "source.json")) == facts)
     except (OSError, ValueError):
         return False
 

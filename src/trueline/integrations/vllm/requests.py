@@ -117,7 +117,7 @@ class Requests:
             method: Any = make_method(DEFAULT, space=space)
             trial = space.prompt.encode(_TRIAL, tokenizer)
             found = method.corrector(self._reader).find(trial)
-            if found is None or found.question != _TRIAL:
+            if found is None or found[0] != _TRIAL:
                 log.warning(
                     "the question cannot be found in prompts of this model; the space %s "
                     "corrects only requests with trueline_question",

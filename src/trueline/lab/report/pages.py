@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, get_args
 
 from trueline.errors import SettingError
-from trueline.files import open_regular, reason, scratch_file, sync
+from trueline.files import read_regular, reason, scratch_file, sync
 from trueline.lab.findings import (
     NOT_AN_EFFECT,
     WITHOUT,
@@ -387,6 +387,5 @@ def check_free(folder: Path, names: Iterable[str], *, overwrite: bool = False) -
 def _is_report(path: Path) -> bool:
     if not path.is_file():
         return False
-    with open_regular(path) as file:
-        content = file.read()
+    content = read_regular(path)
     return MARK.encode() in content or content.startswith(CSV_HEAD.encode())
