@@ -483,7 +483,8 @@ def merge(
         entries = entries.joined(new.entries, len(one))
     made = one._joined(new.examples, new.vectors, entries)
     home = next((x for x in (other, one) if out and _is_same(out, x.folder)), None)
-    made = replace(made, folder=home and home.folder, state=home and home.state)
+    folder, state = (home.folder, home.state) if home else (None, None)
+    made = replace(made, folder=folder, state=state)
     made = made._committed("merge", len(new))
     if out is not None and home is None:
         _existing(Path(out), "", is_replaced=overwrite)
