@@ -267,23 +267,23 @@ def _choose(name: str, rows: list[Row], columns: Mapping[str, str | None]) -> Co
         )
     chosen = _COLUMNS | {field: (name,) if name else () for field, name in columns.items()}
     missing = []
-    for field in dict.fromkeys(("question", "answers", *columns)):
-        cells = [(row, x) for row in rows for x in chosen[field]]
+    for ours in dict.fromkeys(("question", "answers", *columns)):
+        cells = [(row, x) for row in rows for x in chosen[ours]]
         if cells and not any(x in row or _cell(row, x) is not None for row, x in cells):
-            missing.append(field)
+            missing.append(ours)
     if not missing:
         return chosen
     known = dict.fromkeys(key for row in rows for key in row)
-    taken = {name for field in columns if field not in missing for name in chosen[field]}
-    guesses: dict[str, str] = {}  # for each field a column that sounds like it
+    taken = {name for ours in columns if ours not in missing for name in chosen[ours]}
+    guesses: dict[str, str] = {}  # for each of them a column that sounds like it
     wanted = []
-    for field in missing:
-        sounds = re.compile(_SOUNDS_LIKE.get(field, re.escape(field)), re.IGNORECASE)
+    for ours in missing:
+        sounds = re.compile(_SOUNDS_LIKE.get(ours, re.escape(ours)), re.IGNORECASE)
         free = (x for x in known if x not in taken and sounds.search(x))
-        guesses[field] = next(free, "...")
-        taken.add(guesses[field])
-        reader = f" for {field}" if field in columns else ""
-        wanted.append(f"no column {' or '.join(map(repr, chosen[field]))}{reader}")
+        guesses[ours] = next(free, "...")
+        taken.add(guesses[ours])
+        reader = f" for {ours}" if ours in columns else ""
+        wanted.append(f"no column {' or '.join(map(repr, chosen[ours]))}{reader}")
     listed = ", ".join(map(repr, known))
     raise ColumnError(f"{name} has {' and '.join(wanted)}; its columns are {listed}", guesses)
 
