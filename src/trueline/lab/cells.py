@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trueline.engines import load
 from trueline.errors import SettingError
 from trueline.examples import digest
-from trueline.files import file_hash, reason
+from trueline.files import file_hash
 from trueline.lab import results
 from trueline.lab.benchmarks.tables import Benchmark, Sample, bare_letters
 from trueline.lab.plan import (
@@ -85,7 +85,16 @@ def cells_of(
     stored = results.DecodingPart.__struct_fields__
     options = {n: getattr(given, n) for n in SAMPLING if n not in stored}
     stop = results.StopRule(given.stop_strings, tuple(sorted(lm.stop_ids)))
-    cells, encoder = [], plan.encoder
+    cells, encoder, facts = [], plan.encoder, None
+    if space is not None:
+        build, usual, built = variant.build, default_build(name), space.info()
+        facts = results.SpaceFacts(
+            hash=space_hash(space, variant.needs_wrong),
+            entries=built["entries"],
+            build={option: getattr(build, option) for option in BUILD},
+            default_build={option: getattr(usual, option) for option in BUILD},
+            built={option: built.get(option) for option in BUILD},
+        )
     for task in plan.tasks:
         is_generated = task == "generate"  # choices are scored; nothing is decoded for them
         samples = tuple(
@@ -133,7 +142,7 @@ def cells_of(
                 settings=method.settings(),
                 defaults={**default_settings(name), **suited},
                 prompt_hashes=tuple(prompts),
-                space=None if space is None else _space_facts(variant, space),
+                space=facts,
                 versions=versions(type(method).__module__, packages),
             )
             head = results.replace_line(head, cell=cell_id(head))
@@ -141,25 +150,13 @@ def cells_of(
     return [cell for cell in cells if cell.samples]
 
 
-def _space_facts(variant: Variant, space: GroundingSpace) -> results.SpaceFacts:
-    usual, facts = default_build(variant.method), space.info()
-    return results.SpaceFacts(
-        hash=space_hash(space, variant.needs_wrong),
-        entries=facts["entries"],
-        build={name: getattr(variant.build, name) for name in BUILD},
-        default_build={name: getattr(usual, name) for name in BUILD},
-        built={name: facts.get(name) for name in BUILD},
-    )
-
-
 def cell_id(head: results.CellLine) -> str:
     """A short hash of the four parts of a cell.
 
     Names do not count: hashes of weights, data and space stand for what they name.
     """
-    facts: dict[str, Any] = {}
-    for kind in (results.ModelPart, results.DataPart, results.DecodingPart, results.MethodPart):
-        facts |= head.part(kind)
+    facts = {name: getattr(head, name) for name in results.MethodPart.__struct_fields__}
+    del facts["cell"]
     for name in ("control", "fidelity", "sampling"):  # only if they are not the usual ones
         if not facts[name]:
             del facts[name]
@@ -231,10 +228,7 @@ def _version(name: str) -> str:
 @cache
 def _encoder_hash(folder: Path) -> str:
     """A hash of the files of an encoder, read once a process."""
-    try:
-        return _files_hash(folder, (path for path in folder.iterdir() if path.is_file()))
-    except OSError as error:
-        raise SettingError(f"{folder} cannot be read ({reason(error)})") from error
+    return _files_hash(folder, (path for path in folder.iterdir() if path.is_file()))
 
 
 def _files_hash(folder: Path, paths: Iterable[Path]) -> str:

@@ -6,7 +6,7 @@ import codecs
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -152,13 +152,13 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
         return None if self.space is None else self.space.built.get("context")
 
     @property
+    def embedder(self) -> str | None:
+        return None if self.space is None else self.space.built.get("embedder")
+
+    @property
     def conditions(self) -> str:
         """Everything but the method that shapes an answer."""
         return repr((self.part(ModelPart), self.part(DecodingPart), self.benchmark))
-
-    @property
-    def embedder(self) -> str | None:
-        return None if self.space is None else self.space.built.get("embedder")
 
 
 class SampleLine(PartOfCell, frozen=True, kw_only=True):
@@ -467,24 +467,25 @@ def gather_cells(lines: Iterable[ResultLine]) -> tuple[CellResults, ...]:
     for line in lines:
         if isinstance(line, PartOfCell):
             by_cell.setdefault(line.cell, []).append(line)
-    cells = [_gather(lines) for lines in by_cell.values()]
+    cells = []
     plain: dict[str, dict[str, str]] = {}
-    for cell in cells:
-        if cell.head.is_plain:
-            hashes = {x.sample: x.token_hash for x in cell.answers if x.token_hash}
-            plain.setdefault(cell.head.conditions, {}).update(hashes)
-    return tuple(replace(cell, plain=plain.get(cell.head.conditions, {})) for cell in cells)
-
-
-def _gather(lines: list[PartOfCell]) -> CellResults:
-    """A cell from its lines, of which the first is its head."""
-    order = {line.sample: line.index for line in lines if isinstance(line, SampleLine)}
-    head, *rest = sorted(lines, key=lambda x: order.get(getattr(x, "sample", ""), -1))
-    assert isinstance(head, CellLine)
-
-    def of(kind: type[PartT]) -> tuple[PartT, ...]:
-        return tuple(line for line in rest if isinstance(line, kind))
-
-    done = next(iter(of(DoneLine)), None)
-    kinds = of(AnswerLine), of(ChoiceLine), of(FailedLine), of(VerdictLine)
-    return CellResults(head, *kinds, done)
+    for head, *rest in by_cell.values():
+        assert isinstance(head, CellLine)  # the first line of every cell
+        order = {line.sample: line.index for line in rest if isinstance(line, SampleLine)}
+        rest.sort(key=lambda line: order.get(getattr(line, "sample", ""), -1))
+        answers = tuple(line for line in rest if isinstance(line, AnswerLine))
+        if head.is_plain:
+            hashes = {line.sample: line.token_hash for line in answers if line.token_hash}
+            plain.setdefault(head.conditions, {}).update(hashes)
+        cells.append(
+            CellResults(
+                head,
+                answers,
+                tuple(line for line in rest if isinstance(line, ChoiceLine)),
+                tuple(line for line in rest if isinstance(line, FailedLine)),
+                tuple(line for line in rest if isinstance(line, VerdictLine)),
+                next((line for line in rest if isinstance(line, DoneLine)), None),
+                plain.setdefault(head.conditions, {}),
+            )
+        )
+    return tuple(cells)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from math import inf, isfinite
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +25,19 @@ from trueline.lab.cells import (
     versions,
 )
 from trueline.lab.findings import agreement_notes, effect_notes, warnings
+from trueline.lab.judges import questions_for
 from trueline.lab.leaks import leak_line, leak_note
 from trueline.lab.measures import CellSummary, summarize_cell
+from trueline.lab.metrics import (
+    BertScore,
+    bleu,
+    closer_to_truth,
+    mc1,
+    mc2,
+    mc3,
+    probe_scores,
+    rouge_l,
+)
 from trueline.lab.plan import (
     BuildOptions,
     Confidence,
@@ -81,7 +93,6 @@ def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
 def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
     """An answer to each sample with its share of the seconds."""
     from trueline.decode.generate import generate
-    from trueline.lab.metrics import BertScore, probe_scores
 
     how, seed = cell.head.fidelity, cell.head.seed
     if seed is not None:  # draws depend on a sample's index in the benchmark, not on its chunk
@@ -148,8 +159,6 @@ def text_scores(
 
     Stemmer and references are ROUGE-L's.
     """
-    from trueline.lab.metrics import bleu, closer_to_truth, rouge_l
-
     truthful, wrong = sample.answers, sample.wrong_answers
     compared = truthful if references == "all" else truthful[:1]
     scores = {
@@ -166,19 +175,16 @@ def _confidence(answer: Answer, how: Confidence) -> float | None:
     picked = [step.probability or 0.0 for step in answer.trace or ()]
     if not picked or (how == "geometric" and min(picked) <= 0):
         return None
-    if how != "geometric":
-        return _rounded(sum(picked) / len(picked), 6)
-    return _rounded(math.exp(sum(map(math.log, picked)) / len(picked)), 6)
+    return _rounded(geometric_mean(picked) if how == "geometric" else fmean(picked), 6)
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
     """A number as JSON can hold it: None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else round(value, digits)
+    return None if value is None or not isfinite(value) else round(value, digits)
 
 
 def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine:
     from trueline.decode.generate import score
-    from trueline.lab.metrics import mc1, mc2, mc3
 
     begun = perf_counter()
     single, multiple = (x or Choices((), ()) for x in (sample.single, sample.multiple))
@@ -254,16 +260,19 @@ def run_plan(
 
     check_value("minutes", minutes, Annotated[float, Between(0, above=True)] | None)
     check_value("max_samples", max_samples, Annotated[int, Between(1)] | None)
-    deadline = math.inf if minutes is None else monotonic() + 60 * minutes
+    deadline = inf if minutes is None else monotonic() + 60 * minutes
     if on is not None and plan.threads is not None:
         on = replace(on, threads=plan.threads)
     progress = progress or (lambda label, done, total: None)
     folder, stopped, threads = Path(folder), None, torch.get_num_threads()
     with open_journal(folder) as journal:
-        run = _Run(plan, folder, journal, on, progress, deadline, max_samples or math.inf)
+        run = _Run(plan, folder, journal, on, progress, deadline, max_samples or inf)
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
-        _check_scorers(plan)
-        judges = judges_of(plan, run.models)  # a missing key shows before anything is run
+        # A missing extra, encoder or key of a judge shows before anything is run.
+        text_scores(Sample("a", "a", ("a",)), "a")
+        if plan.encoder is not None:
+            BertScore(*plan.encoder).scores([], [])
+        judges = judges_of(plan, run.models)
         if lines := journal.dropped:
             run.notes.append(f"{counted(lines, 'line')} cut short by a kill: done again")
         torch.set_num_threads(plan.threads or threads)
@@ -282,16 +291,6 @@ def run_plan(
     return RunOutcome(folder, [summarize_cell(cell) for cell in cells], notes, stopped)
 
 
-def _check_scorers(plan: Plan) -> None:
-    """Open the scorers of texts: a missing extra or encoder shows before the run."""
-    from trueline.lab.metrics import BertScore, bleu, rouge_l
-
-    for score in (bleu, rouge_l):
-        score("a", ["a"])
-    if plan.encoder is not None:
-        BertScore(*plan.encoder).scores([], [])
-
-
 def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     """Complete the cells of one model, chunk by chunk."""
     run.check_limits()
@@ -301,12 +300,9 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
         spaces: Spaces = {}
         cells = {cell.id: cell for cell in _cells(run, lm, benchmark, spaces)}
         ready = {id: len(journal.lines_of(id, SampleLine)) for id in cells}
-        chunks = [
-            (id, start)
-            for id, cell in cells.items()
-            if not journal.lines_of(id, DoneLine)
-            for start in range(ready[id], len(cell.samples), size)
-        ]
+        left = {id: x for id, x in cells.items() if not journal.lines_of(id, DoneLine)}
+        starts = {id: range(ready[id], len(x.samples), size) for id, x in left.items()}
+        chunks = [(id, start) for id in left for start in starts[id]]
         lines_of = partial(_chunk_lines, cells, size)
         answered = (map if run.on is None else run.on.map)(lines_of, chunks)
         total, done = sum(len(cell.samples) for cell in cells.values()), 0
@@ -314,12 +310,12 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
             run.begun[id] = benchmark
             done += ready[id]
             run.progress(f"{lm.id} {benchmark.name}", done, total)
-            if journal.lines_of(id, DoneLine):
+            if id not in left:
                 continue
             cell.method.check(lm)
             if not journal.lines_of(id, CellLine):
                 journal.append([replace_line(cell.head, machine=machine(run.on))])
-            for _ in range(ready[id], len(cell.samples), size):
+            for _ in starts[id]:
                 run.check_limits()
                 lines = next(answered)
                 journal.append(lines)
@@ -408,8 +404,6 @@ def _find_leaks(
 
 def _run_judge(run: _Run, judge: Judge) -> None:
     """Let one judge answer its open questions about the answers of every cell."""
-    from trueline.lab.judges import questions_for
-
     journal, judge_hash = run.journal, judge.hash  # once: a local judge reads much for it
     judged, kept = set(), []
     for line in journal.lines:
