@@ -176,14 +176,13 @@ def _own_loop(lm, prompts, length):
     own = {"n_ctx": 512 * len(prompts), "n_seq_max": len(prompts), "kv_unified": 1}
     params = library.params("context", **own, n_threads=threads, n_threads_batch=threads)
     context = ctypes.c_void_p(library.call("llama_init_from_model", weights.pointer, params))
-    decode, logits = library.function("llama_decode"), library.function("llama_get_logits")
     arrays = _Arrays()
 
     def read(entries):
-        assert decode(context, arrays.filled(entries)) == 0
+        assert library.call("llama_decode", context, arrays.filled(entries)) == 0
         rows = sum(entry.is_output for entry in entries)
         row = ctypes.c_float * (rows * weights.vocabulary)
-        found = np.frombuffer(row.from_address(logits(context)), np.float32)
+        found = np.frombuffer(row.from_address(library.call("llama_get_logits", context)), np.float32)
         return found.reshape(rows, -1).argmax(1).tolist()
 
     try:

@@ -76,13 +76,6 @@ class _Reader:
         if self.at > len(self.data):
             raise ValueError("its header names more than the file holds")
 
-    def skip_array(self, kind: int, length: int) -> None:
-        if kind == _TEXT:
-            for _ in range(length):
-                self.skip(self.number("Q"))
-        else:
-            self.skip(length * struct.calcsize(f"<{_FORMS[kind]}"))
-
 
 def _read(reader: _Reader, size: int) -> GgufHeader:
     if (version := reader.number("I")) not in (2, 3):
@@ -96,7 +89,10 @@ def _read(reader: _Reader, size: int) -> GgufHeader:
         if kind == _ARRAY:
             kind, length = reader.number("I"), reader.number("Q")
             arrays[name] = kind, reader.at, length
-            reader.skip_array(kind, length)
+            if kind != _TEXT:
+                reader.skip(length * struct.calcsize(f"<{_FORMS[kind]}"))
+            for _ in range(length if kind == _TEXT else 0):
+                reader.skip(reader.number("Q"))
         else:
             settings[name] = reader.value(kind)
         if name.startswith("tokenizer."):

@@ -75,22 +75,19 @@ class Context:
     def __init__(self, weights: Weights, cells: int, sequences: int) -> None:
         self.weights, self.cells, self.sequences = weights, cells, sequences
         self._library = library = weights.library
-        self._threads = torch.get_num_threads()
         self._outputs = max(_OUTPUTS, sequences)
-        values = {
-            "n_ctx": cells,
-            "n_batch": _BATCH,
-            "n_ubatch": _BATCH,
-            "n_seq_max": sequences,
-            "n_outputs_max": self._outputs,
-            "n_outputs_max_per_seq": 0,
-            "n_threads": self._threads,
-            "n_threads_batch": self._threads,
-            "pooling_type": 0,  # each token's own state
-            "type_v": _BFLOAT16,
-            "kv_unified": True,
-        }
-        params = library.params("context", **values)
+        params = library.params(
+            "context",
+            n_ctx=cells,
+            n_batch=_BATCH,
+            n_ubatch=_BATCH,
+            n_seq_max=sequences,
+            n_outputs_max=self._outputs,
+            n_outputs_max_per_seq=0,
+            pooling_type=0,  # each token's own state
+            type_v=_BFLOAT16,
+            kv_unified=True,
+        )
         pointer = library.call("llama_init_from_model", weights.pointer, params)
         if not pointer:
             raise ModelError(
@@ -99,18 +96,9 @@ class Context:
             )
         self.pointer = _Handle(pointer)
         self.pointer.weights = weights  # they are freed after it
-        free = weakref.finalize(self.pointer, library.function("llama_free"), Pointer(pointer))
+        free = weakref.finalize(self.pointer, library.call, "llama_free", Pointer(pointer))
         free.atexit = False  # the system frees it
-        for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"):
-            got = library.call(f"llama_{name}", self.pointer)
-            if got != values[name]:
-                raise ModelError(
-                    f"llama.cpp was given {name}={values[name]} and took {got}: its "
-                    "parameters are laid out in another way; install the release this one "
-                    "was made for"
-                )
         self._memory = Pointer(library.call("llama_get_memory", self.pointer))
-        self._decode = library.function("llama_decode")
         self._gives_states = False
         self._arrays = _Arrays()
         self._seen = (0, 0, 0)  # address, rows and width of the view
@@ -145,11 +133,13 @@ class Context:
         if self._gives_states != (gives_states := states and count > 0):
             self._library.call("llama_set_embeddings", self.pointer, gives_states)
             self._gives_states = gives_states
-        if entries and (code := self._decode(self.pointer, self._arrays.filled(entries))):
-            raise ModelError(
-                f"llama.cpp could not read {len(entries)} tokens (code {code}; "
-                f"{self._library.last_messages()})"
-            )
+        if entries:
+            batch = self._arrays.filled(entries)
+            if code := self._library.call("llama_decode", self.pointer, batch):
+                raise ModelError(
+                    f"llama.cpp could not read {len(entries)} tokens (code {code}; "
+                    f"{self._library.last_messages()})"
+                )
         if not count:
             return torch.empty(0, width)
         output = "llama_get_embeddings" if states else "llama_get_logits"
@@ -164,9 +154,7 @@ class Context:
         return self._view
 
     def use_threads(self, threads: int) -> None:
-        if threads != self._threads:
-            self._library.call("llama_set_n_threads", self.pointer, threads, threads)
-            self._threads = threads
+        self._library.call("llama_set_n_threads", self.pointer, threads, threads)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make a sequence share the first cells of another; no cell is copied."""
@@ -210,10 +198,11 @@ class Pool:
         sizes = max(cells, _LEAST_CELLS), max(sequences, _LEAST_SEQUENCES)
         return Context(self.weights, *(1 << (size - 1).bit_length() for size in sizes))
 
-    def give_back(self, context: Context) -> None:
-        context.clear()
+    def give_back(self, contexts: Sequence[Context]) -> None:
+        for context in contexts:
+            context.clear()
         with self._lock:
-            self._free = sorted([*self._free, context], key=lambda one: one.cells)[-_KEPT:]
+            self._free = sorted([*self._free, *contexts], key=lambda one: one.cells)[-_KEPT:]
 
 
 class SequenceCache:
@@ -235,7 +224,7 @@ class SequenceCache:
         self._lengths: dict[int, int] = {}  # tokens read in each sequence
         self._cells = 0  # that are filled, also by rows that have left
         self._numbers = 0  # of sequences used, also by rows that have left
-        weakref.finalize(self, _give_back, pool, self._held).atexit = False
+        weakref.finalize(self, pool.give_back, self._held).atexit = False
 
     @property
     def rows(self) -> int:
@@ -370,7 +359,7 @@ class SequenceCache:
         for old in self._held:
             for sequence, number in renamed.items():
                 old.move(sequence, target, number)
-            self._pool.give_back(old)
+        self._pool.give_back(self._held)
         self._held[:] = [target]
         self._lengths = {renamed[one]: length for one, length in self._lengths.items()}
         self._rows = [renamed[sequence] for sequence in self._rows]
@@ -385,8 +374,3 @@ def _entries(
     sequence: int, tokens: Sequence[int], start: int = 0, *, are_outputs: bool = False
 ) -> list[Entry]:
     return [Entry(token, at, sequence, are_outputs) for at, token in enumerate(tokens, start)]
-
-
-def _give_back(pool: Pool, held: list[Context]) -> None:
-    for context in held:
-        pool.give_back(context)

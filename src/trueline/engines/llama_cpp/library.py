@@ -7,7 +7,6 @@ release is accepted, and its defaults are compared at the offsets of the fields 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -43,8 +42,7 @@ class Batch(ctypes.Structure):
 
 # To take another release, change this and run the tests of the engine.
 _PACKAGE, _VERSION = "xllamacpp", "2026.10.11549"
-Fields = Mapping[str, tuple[int, str, int]]
-_FIELDS: dict[str, Fields] = {  # of each struct: offset, kind and default
+_FIELDS = {  # of each struct: offset, kind and default
     "model": {
         "n_gpu_layers": (16, "i", -1),
         "split_mode": (20, "i", 1),
@@ -77,7 +75,7 @@ _FIELDS: dict[str, Fields] = {  # of each struct: offset, kind and default
     },
 }
 _LIBRARIES = (".so", ".pyd", ".dylib", ".dll")
-_int, _uint, _bool, _size = ctypes.c_int32, ctypes.c_uint32, ctypes.c_bool, ctypes.c_size_t
+_int, _bool, _size = ctypes.c_int32, ctypes.c_bool, ctypes.c_size_t
 _text, _pair = ctypes.c_char_p, (Pointer, _int)
 _SIGNATURES: tuple[tuple[Any, tuple[Any, ...], str], ...] = (  # result, arguments, functions
     (None, (), "backend_init"),
@@ -87,8 +85,7 @@ _SIGNATURES: tuple[tuple[Any, tuple[Any, ...], str], ...] = (  # result, argumen
     (Pointer, (Pointer, Params), "init_from_model"),
     (None, (Pointer,), "model_free free"),
     (Pointer, (Pointer,), "model_get_vocab get_logits get_embeddings get_memory"),
-    (_int, (Pointer,), "model_n_ctx_train model_n_embd model_n_layer n_threads"),
-    (_uint, (Pointer,), "n_ctx n_batch n_ubatch n_seq_max"),
+    (_int, (Pointer,), "model_n_ctx_train model_n_embd model_n_layer"),
     (_bool, (Pointer,), "model_has_encoder model_has_decoder model_is_recurrent"),
     (_bool, (Pointer,), "model_is_hybrid model_is_diffusion"),
     (None, (Pointer, _int, _int), "set_n_threads"),
@@ -112,8 +109,7 @@ _WARNING = 3  # messages from this level on are kept for errors
 class Library:
     """The C functions of llama.cpp by name, and its last messages."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Fields]) -> None:
-        self._fields = fields
+    def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
         self._functions: dict[str, Any] = {}
         for result, arguments, names in _SIGNATURES:
@@ -121,7 +117,11 @@ class Library:
                 function = loaded[f"llama_{name}"]  # a new object, so that it may be set up
                 function.restype, function.argtypes = result, arguments
                 self._functions[f"llama_{name}"] = function
-        self._check_defaults()
+        for kind, fields in _FIELDS.items():
+            params = self.params(kind)
+            for name, (offset, form, default) in fields.items():
+                if _KINDS[form].from_buffer(params, offset).value != default:
+                    raise OSError(f"{name} of its {kind} parameters is not where it should be")
         self._messages: list[tuple[int, str]] = []  # level and text
         self._callback = _LogCallback(self._log)  # kept: the library calls it
         self.call("llama_log_set", ctypes.cast(self._callback, Pointer), None)
@@ -130,28 +130,13 @@ class Library:
     def call(self, name: str, *arguments: Any) -> Any:
         return self._functions[name](*arguments)
 
-    def function(self, name: str) -> Any:
-        """A function that is called for every token."""
-        return self._functions[name]
-
     def params(self, kind: str, **values: int) -> Params:
         """A parameter struct with the library's defaults, but for these values."""
         params: Params = self.call(f"llama_{kind}_default_params")
         for name, value in values.items():
-            self._field(params, kind, name).value = value
+            offset, form, _ = _FIELDS[kind][name]
+            _KINDS[form].from_buffer(params, offset).value = value
         return params
-
-    def _field(self, params: Params, kind: str, name: str) -> Any:
-        """A field as a C value that can be read and written."""
-        offset, form, _ = self._fields[kind][name]
-        return _KINDS[form].from_buffer(params, offset)
-
-    def _check_defaults(self) -> None:
-        for kind, fields in self._fields.items():
-            params = self.params(kind)
-            for name, (_, _, default) in fields.items():
-                if self._field(params, kind, name).value != default:
-                    raise OSError(f"{name} of its {kind} parameters is not where it should be")
 
     def last_messages(self) -> str:
         """The errors of llama.cpp since the last call, or else its warnings, in one line."""
@@ -167,7 +152,7 @@ class Library:
 
 
 @cache
-def open_library(fields: Mapping[str, Fields] = _FIELDS) -> Library:
+def open_library() -> Library:
     """The library of the installed package, checked once a process."""
     package = util.find_spec(_PACKAGE)
     if package is None or not package.submodule_search_locations:
@@ -181,7 +166,7 @@ def open_library(fields: Mapping[str, Fields] = _FIELDS) -> Library:
             raise OSError("its parameter structs are not known to this release of trueline")
         if not files:
             raise OSError(f"{folder} holds no shared library")
-        return Library(files[0], fields)
+        return Library(files[0])
     except (OSError, AttributeError) as error:  # also if it does not load or lacks a function
         raise ModelError(
             f"the llama.cpp inside {_PACKAGE} {version} cannot be used "

@@ -17,7 +17,7 @@ import torch
 from trueline.engines.base import HeadKind, IsDone, KVCache, ScaledHead
 from trueline.engines.gguf import GgufTensor, read_gguf_header
 from trueline.engines.llama_cpp.cache import Pool, SequenceCache
-from trueline.engines.llama_cpp.library import Library, open_library
+from trueline.engines.llama_cpp.library import open_library
 from trueline.engines.llama_cpp.tokenizer import GgufTokenizer
 from trueline.engines.models import resolve_gguf
 from trueline.errors import ModelError, SettingError, import_extra
@@ -44,11 +44,11 @@ _TRIAL = "Is the sky blue?"  # the first text a model reads
 class Weights:
     """A model of llama.cpp and its vocabulary."""
 
-    def __init__(self, file: Path, label: str, library: Library | None = None) -> None:
+    def __init__(self, file: Path, label: str) -> None:
         self.file = file
         self.header = read_gguf_header(file, label)
         self._check_header(label)
-        self.library = library or open_library()
+        self.library = open_library()
         self.library.last_messages()
         # In its own layout, llama.cpp multiplies Q4_K weights for one row in one way and for
         # several in another, which rounds differently: an answer would depend on other rows.
@@ -63,8 +63,7 @@ class Weights:
             )
         self.pointer = ctypes.c_void_p(pointer)
         # Not at exit: threads may still read then, and the system frees it anyway.
-        free = self.library.function("llama_model_free")
-        weakref.finalize(self, free, self.pointer).atexit = False
+        weakref.finalize(self, call, "llama_model_free", self.pointer).atexit = False
         self.vocab = ctypes.c_void_p(call("llama_model_get_vocab", self.pointer))
         self.vocabulary = int(call("llama_vocab_n_tokens", self.vocab))
         self.limit = int(call("llama_model_n_ctx_train", self.pointer))
