@@ -182,7 +182,9 @@ def _own_loop(lm, prompts, length):
         assert library.call("llama_decode", context, arrays.filled(entries)) == 0
         rows = sum(entry.is_output for entry in entries)
         row = ctypes.c_float * (rows * weights.vocabulary)
-        found = np.frombuffer(row.from_address(library.call("llama_get_logits", context)), np.float32)
+        found = np.frombuffer(
+            row.from_address(library.call("llama_get_logits", context)), np.float32
+        )
         return found.reshape(rows, -1).argmax(1).tolist()
 
     try:

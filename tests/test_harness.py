@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from conftest import EXAMPLES
 from lm_eval.api.instance import Instance
 
 import trueline as tl
-from trueline.decode.generate import Continuation, score_continuations
 from trueline.errors import SettingError, SpaceMismatchError
 from trueline.integrations.lm_eval import LEAST, TruelineLM, main
 from trueline.methods import make_method
-from trueline.prompts import TokenContext
 
 TASKS = Path(__file__).parent / "harness_tasks"
 SAMPLES = [json.loads(line) for line in (TASKS / "samples.jsonl").read_text().splitlines()]
@@ -78,11 +75,6 @@ def inputs(*arguments, kind="loglikelihood"):
     return [Instance(kind, {}, args, place) for place, args in enumerate(arguments)]
 
 
-def continuation(context, after):
-    context = tuple(context)
-    return Continuation(TokenContext(context), (context,), tuple(after))
-
-
 def until(lm, *contexts, **options):
     return lm.generate_until(
         inputs(*((context, options) for context in contexts), kind="generate_until"),
@@ -132,9 +124,12 @@ def test_the_results_have_what_they_were_made_with(tasks, folders, embedder_fold
     assert [score for [(score, _)] in sample["resps"]] == pytest.approx(scores, abs=1e-3)
 
 
-def test_greedy_gives_the_numbers_of_the_harness_own_model(lm):
+@pytest.mark.parametrize("positions", [512, 16])
+def test_greedy_gives_the_numbers_of_the_harness_own_model(positions):
+    """Also of texts that are longer than what the model reads."""
     from lm_eval.models.huggingface import HFLM
 
+    lm = tiny.language_model("llama", positions=positions)
     theirs = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1)
     ours = opened(lm, batch_size=4)
     pairs = inputs(
@@ -143,6 +138,7 @@ def test_greedy_gives_the_numbers_of_the_harness_own_model(lm):
         ("Answer:\n", "It is."),
         ("", "Gold does not rust."),
         ("<bos>Gold", " does not"),  # it has begun already
+        (TEXT, " No."),
     )
     found = ours.loglikelihood(pairs, disable_tqdm=True)
     expected = theirs.loglikelihood(pairs, disable_tqdm=True)
@@ -152,12 +148,17 @@ def test_greedy_gives_the_numbers_of_the_harness_own_model(lm):
     assert ours.loglikelihood_rolling(whole, disable_tqdm=True) == pytest.approx(
         theirs.loglikelihood_rolling(whole, disable_tqdm=True), abs=1e-3
     )
-    contexts = ["Do fish sleep?\n", "Gold", "<bos>Gold does"]
+    contexts = ["Do fish sleep?\n", "Gold", "<bos>Gold does", TEXT]
     texts = theirs.generate_until(
         inputs(*((c, {"until": ["."], "max_gen_toks": 9}) for c in contexts)),
         disable_tqdm=True,
     )
     assert until(ours, *contexts, until=["."], max_gen_toks=9) == texts
+    if positions == 16:
+        with pytest.raises(SettingError, match="max_gen_toks is 16, and tiny-llama reads 16"):
+            until(ours, TEXT, max_gen_toks=16)
+        with pytest.raises(SettingError, match=r"a continuation has \d+ tokens, .* reads 16"):
+            ours.loglikelihood(inputs(("No.", TEXT)), disable_tqdm=True)
 
 
 def test_the_batch_size_changes_nothing(lm, space):
@@ -165,39 +166,6 @@ def test_the_batch_size_changes_nothing(lm, space):
     one = opened(lm, "rad", space, batch_size=1).loglikelihood(requests, disable_tqdm=True)
     all_ = opened(lm, "rad", space, batch_size="8").loglikelihood(requests, disable_tqdm=True)
     assert [a for a, _ in one] == pytest.approx([b for b, _ in all_], abs=1e-3)
-
-
-def test_rolling_over_more_than_the_model_reads_scores_every_token_once():
-    lm = tiny.language_model("llama", positions=16)
-    ours = opened(lm)
-    (total,) = ours.loglikelihood_rolling(inputs((TEXT,)), disable_tqdm=True)
-    tokens = ours.tok_encode(TEXT)
-    assert 16 < len(tokens) <= 32
-    read = [[1, *tokens[:15]], tokens[-17:-1]]  # 1 is <bos>; the second window is as full
-    with torch.no_grad():
-        first, second = lm.model(torch.tensor(read)).logits.log_softmax(-1)
-    rest = len(tokens) - 16  # tokens the first window left
-    expected = sum(float(first[i, tokens[i]]) for i in range(16))
-    expected += sum(float(second[i, tokens[i - 16]]) for i in range(16 - rest, 16))
-    assert total == pytest.approx(expected, abs=1e-3)
-
-
-def test_a_long_context_is_read_from_its_end():
-    lm = tiny.language_model("llama", positions=16)
-    ours = opened(lm)
-    tokens, after = ours.tok_encode(TEXT), ours.tok_encode(" No.", add_special_tokens=False)
-    ((score, _),) = ours.loglikelihood(inputs((TEXT, " No.")), disable_tqdm=True)
-    short = tokens[-(17 - len(after)) :]  # the last token of the continuation is not read
-    assert score == pytest.approx(
-        score_continuations(lm, ours.method, [continuation(short, after)])[0][0], abs=1e-4
-    )
-    (text,) = until(ours, TEXT, max_gen_toks=4)
-    cut = tl.generate(lm, tl.Greedy(), TokenContext(tuple(tokens[-12:])), max_new_tokens=4)
-    assert (text, cut.prompt_tokens) == (cut.text, 12)
-    with pytest.raises(SettingError, match="max_gen_toks is 16, and tiny-llama reads 16"):
-        until(ours, TEXT, max_gen_toks=16)
-    with pytest.raises(SettingError, match=r"a continuation has \d+ tokens, .* reads 16"):
-        ours.loglikelihood(inputs(("No.", TEXT)), disable_tqdm=True)
 
 
 def test_options_of_generation_are_those_of_each_request(lm):

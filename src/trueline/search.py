@@ -38,14 +38,13 @@ class Hits:
 class Exact:
     """Compares every query with every key."""
 
-    def __init__(self, keys: torch.Tensor, *, block: int = _BLOCK) -> None:
+    def __init__(self, keys: torch.Tensor) -> None:
         self._keys = keys  # (entries, dimension), in the type they are kept in
-        self._block = block
 
     def above(self, queries: torch.Tensor, tau: float) -> Hits:
         """Every entry whose cosine with a query exceeds tau; entries ascend within a row."""
         blocks = []
-        for start in range(0, max(1, len(self._keys)), self._block):
+        for start in range(0, max(1, len(self._keys)), _BLOCK):
             similarities = self._similarities(queries, start)  # (queries, block)
             rows, entries = (similarities > tau).nonzero(as_tuple=True)
             blocks.append((rows, entries + start, similarities[rows, entries]))
@@ -56,7 +55,7 @@ class Exact:
 
     def nearest(self, queries: torch.Tensor, k: int) -> Hits:
         """The k nearest entries of each query, or all there are; the nearest first."""
-        starts = range(0, len(self._keys), self._block)
+        starts = range(0, len(self._keys), _BLOCK)
         similarities = torch.cat([self._similarities(queries, start) for start in starts], 1)
         best = similarities.topk(min(k, len(self._keys)))
         rows = torch.arange(len(queries), device=queries.device)
@@ -68,7 +67,7 @@ class Exact:
 
     def _similarities(self, queries: torch.Tensor, start: int) -> torch.Tensor:
         """The cosine of every query with a block of entries: (queries, block)."""
-        return (queries @ self._keys[start : start + self._block].float().T).clamp(max=1.0)
+        return (queries @ self._keys[start : start + _BLOCK].float().T).clamp(max=1.0)
 
 
 class Index:
@@ -102,13 +101,13 @@ class Index:
 Search = Exact | Index
 
 
-def open_search(keys: torch.Tensor, *, large: int = LARGE) -> Search:
-    """The way to search some keys: all of them, or from `large` on an index, if FAISS is there.
+def open_search(keys: torch.Tensor) -> Search:
+    """The way to search some keys: all of them, or from LARGE on an index, if FAISS is there.
 
     The index takes as much room again as the keys. It has about 2 sqrt(n) lists of keys in half
     precision, trained on a sample drawn with a seed.
     """
-    if len(keys) < large:
+    if len(keys) < LARGE:
         return Exact(keys)
     try:
         import faiss

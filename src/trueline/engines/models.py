@@ -206,6 +206,11 @@ def _names(kind: ModelKind | None = None, near: str = "") -> str:
 def _download_snapshot(name: str) -> Path:
     """The folder of a model in the hub's cache, downloaded if need be, without pickles."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class TerminalBar(tqdm):
+        def __init__(self, *given: Any, **options: Any) -> None:  # None: only at a terminal
+            super().__init__(*given, **options | {"disable": None})  # type: ignore[no-untyped-call]
 
     try:
         return Path(
@@ -213,6 +218,7 @@ def _download_snapshot(name: str) -> Path:
                 name,
                 allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"],
                 ignore_patterns=["original/*", "consolidated*", "onnx/*", "openvino/*"],
+                tqdm_class=TerminalBar,
             )
         )
     except Exception as error:  # whatever its HTTP library raises
@@ -374,16 +380,13 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-            is_sound = bool(named) and all(
-                re.fullmatch(r"[^/\\]+\.safetensors", n) for n in named
-            )
+            if not all(re.fullmatch(r"[^/\\]+\.safetensors", name) for name in named or [""]):
+                raise ValueError
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            is_sound = False
-        if not is_sound:
             raise ModelError(
                 f"{index} must name files of its own folder that end in .safetensors; "
                 "save the model anew with save_pretrained"
-            )
+            ) from None
         names |= named
     if not names:
         patterns = ("*.bin", "*.pt", "*.pth", "*.safetensors")
