@@ -232,6 +232,7 @@ def test_several_prompts_get_an_answer_each_in_their_order(client, lm):
     assert answer.usage.prompt_tokens == sum(a.prompt_tokens for a in alone)
 
 
+LONG = [{"role": "user", "content": "a b " * 4000}]
 WRONG = [
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"messages": [{"role": "tool"}]}, "messages[0].role", "unsupported_parameter"),
@@ -239,21 +240,17 @@ WRONG = [
     ({"n": "two"}, "n", "invalid_type"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_parameter"),
     ({"messages": [{"role": "user", "content": " "}]}, None, "invalid_value"),
-    (
-        {"messages": [{"role": "user", "content": "a b " * 4000}]},
-        None,
-        "context_length_exceeded",
-    ),
+    ({"messages": LONG}, None, "context_length_exceeded"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-    ({"n": 0}, "n", "invalid_value"),
     ({"n": 99}, "n", "invalid_value"),
     ({"top_p": 2}, "top_p", "invalid_value"),
+    ({"temperature": -1}, "temperature", "invalid_value"),
+    ({"stop": ["x", ""]}, "stop[1]", "invalid_value"),
     ({"max_tokens": 10**9}, "max_tokens", "invalid_value"),
     ({"max_tokens": 4, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"trueline": {"strength": 7}}, "trueline.strength", "invalid_value"),
     ({"trueline": {"method": "magic"}}, "trueline.method", "invalid_value"),
-    ({"trueline": {"space": "none"}}, "trueline.space", "space_not_found"),
 ]
 
 
@@ -264,9 +261,7 @@ def test_a_wrong_parameter_is_refused_by_its_name(running, given, param, code):
         answer = http.post("/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
-    assert answer.status_code == (404 if code == "space_not_found" else 400)
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
 
 
 def test_health_and_metrics_are_shown(running, client):

@@ -51,10 +51,14 @@ def create_app(
     service = Service(lm, limits or Limits(), log, logs_text=logs_text)
     info, edits = _Info(service, catalog), SpaceEndpoints(service, catalog)
     examples = "/v1/spaces/{name}/examples"
+    text = files("trueline.serve").joinpath("page.html").read_text("utf-8")
+    allowed = policy(text, "connect-src 'self'; frame-ancestors 'none'; ")
+    headers = {"content-security-policy": allowed, "cache-control": "no-cache"}
+    page = Response(text, headers=headers, media_type="text/html")
     chat = Completions(service, catalog, ChatBody)
     completions = Completions(service, catalog, CompletionBody)
     routes = [
-        Route("/", _page(), methods=["GET"]),
+        Route("/", page, methods=["GET"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{name:path}", info.model),
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -71,14 +75,14 @@ def create_app(
     access = (keys or Keys(), hosts, paths, service.metrics, log)
     middleware = [Middleware(AccessMiddleware, *access)]
     if cors:
-        allowed = Middleware(
+        others = Middleware(
             CORSMiddleware,
             allow_origins=list(cors),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type"],
             expose_headers=["x-trueline-covered", "x-trueline-method", "x-request-id"],
         )
-        middleware.insert(0, allowed)
+        middleware.insert(0, others)
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -131,13 +135,3 @@ class _Info:
             metrics.unreadable.labels(one.name).set(bool(one.problem))
         text = generate_latest(metrics.registry)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-
-def _page() -> Response:
-    """The playground."""
-    text = files("trueline.serve").joinpath("page.html").read_text("utf-8")
-    headers = {
-        "content-security-policy": policy(text, "connect-src 'self'; frame-ancestors 'none'; "),
-        "cache-control": "no-cache",
-    }
-    return Response(text, headers=headers, media_type="text/html")

@@ -44,7 +44,14 @@ class Completions:
         response = _Response(self.service, self.catalog, body, facts, send, begun)
         with self.service.admit(count_answers(body, limits)):
             work = asyncio.ensure_future(response.run())
-            watcher = asyncio.ensure_future(_cancel_at_disconnect(receive, work, facts))
+
+            async def cancel_at_disconnect() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                if work.cancel():
+                    facts["gone"] = True
+
+            watcher = asyncio.ensure_future(cancel_at_disconnect())
             try:
                 await work
             except asyncio.CancelledError:
@@ -52,26 +59,6 @@ class Completions:
                     raise
             finally:
                 watcher.cancel()
-
-
-async def _cancel_at_disconnect(
-    receive: Receive, work: asyncio.Future[None], facts: dict[str, Any]
-) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if work.cancel():
-        facts["gone"] = True
-
-
-async def _take(queue: asyncio.Queue[Progress | Exception]) -> list[Progress]:
-    """All progress that has arrived, at least one; raises an error among it."""
-    taken: list[Progress] = []
-    while not taken or not queue.empty():
-        progress = await queue.get()
-        if isinstance(progress, Exception):
-            raise progress
-        taken.append(progress)
-    return taken
 
 
 @dataclass(slots=True)
@@ -138,7 +125,12 @@ class _Response:
         running, headers = len(self.answers), {**_STREAM_HEADERS, **reply.headers}
         while running:
             events: list[dict[str, Any]] = []
-            for progress in await _take(queue):
+            arrived = [await queue.get()]
+            while not queue.empty():
+                arrived.append(queue.get_nowait())
+            for progress in arrived:
+                if isinstance(progress, Exception):
+                    raise progress
                 if not rows:
                     seconds = progress.row.first_token_at - self.begun
                     self.service.metrics.first_token.observe(seconds)
@@ -150,8 +142,8 @@ class _Response:
             if self.body.stream:
                 await self._write(b"".join(map(event, events)), headers)
         if self.body.stream:
-            last = b"".join(map(event, reply.last_chunks(rows))) + b"data: [DONE]\n\n"
-            await self._write(last, is_last=True)
+            usage = event(reply.usage_chunk(rows)) if reply.has_usage else b""
+            await self._write(usage + b"data: [DONE]\n\n", is_last=True)
         else:
             content = msgspec.json.encode(reply.whole(rows))
             headers = {"content-type": "application/json", "content-length": str(len(content))}

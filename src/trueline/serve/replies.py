@@ -25,7 +25,7 @@ class Reply:
     def __init__(self, body: ChatBody | CompletionBody, job: Job, lm: Engine) -> None:
         self._is_chat = isinstance(body, ChatBody)
         self._job, self._lm, self._has_sources = job, lm, body.trueline.sources
-        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.has_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._has_logprobs = job.requests[0].options.logprobs is not None
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{token_hex(12)}",
@@ -64,26 +64,23 @@ class Reply:
             for n in range(len(self._job.requests)):
                 delta = {"role": "assistant", "content": ""}
                 blank = {"index": n, "delta": delta, "logprobs": None, "finish_reason": None}
-                chunks.append(self._chunk([blank], about=about))
+                chunks.append(self._chunk(blank, about=about))
                 about = {}
         if steps := row.steps[progress.tokens]:
             about["trace"] = [_numbered(number, step) for step in steps]
         if progress.is_last:
             about["sources"] = self._sources({number: row})
-        finish, logprobs = (
-            row.finish if progress.is_last else None,
-            row.logprobs[progress.tokens],
-        )
+        finish = row.finish if progress.is_last else None
+        logprobs = row.logprobs[progress.tokens]
         choice = self._choice(number, progress.text, finish, logprobs, progress.offset)
         if self._is_chat:
             del choice["message"]
             is_empty = progress.is_last and not progress.text
             choice["delta"] = {} if is_empty else {"content": progress.text}
-        return [*chunks, self._chunk([choice], about=about)]
+        return [*chunks, self._chunk(choice, about=about)]
 
-    def last_chunks(self, rows: Mapping[int, Row]) -> list[dict[str, Any]]:
-        """The chunk with the usage, if the request wants it."""
-        return [self._chunk([], usage=self._usage(rows))] if self._has_usage else []
+    def usage_chunk(self, rows: Mapping[int, Row]) -> dict[str, Any]:
+        return {**self._chunk(), "usage": self._usage(rows)}
 
     def _usage(self, rows: Mapping[int, Row]) -> dict[str, int]:
         read, written = self._job.prompt_tokens, sum(len(one.tokens) for one in rows.values())
@@ -117,17 +114,11 @@ class Reply:
                 choice["logprobs"] = self._completion_logprobs(logprobs, offset)
         return choice
 
-    def _chunk(
-        self,
-        choices: list[dict[str, Any]],
-        *,
-        usage: dict[str, int] | None = None,
-        about: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def _chunk(self, *choices: dict[str, Any], about: object = None) -> dict[str, Any]:
         name = "chat.completion.chunk" if self._is_chat else "text_completion"
         chunk = {**self._head, "object": name, "choices": choices}
-        if self._has_usage:
-            chunk["usage"] = usage
+        if self.has_usage:
+            chunk["usage"] = None
         return {**chunk, "trueline": about} if about else chunk
 
     def _chat_logprobs(self, one: TokenLogprobs) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from sys import maxsize
 from typing import Any
 
 from trueline.decode.generate import make_request
@@ -52,15 +53,13 @@ def prepare(catalog: Catalog, limits: Limits, body: ChatBody | CompletionBody) -
     inputs = [_chat_input(body)] if isinstance(body, ChatBody) else _inputs(catalog, body)
     name, space = catalog.resolve(body.model, extras.method, extras.space)
     method = catalog.method(name, space, extras.method_settings())
-    known = [limit for limit in (lm.limit, limits.prompt_tokens) if limit is not None]
-    for given, length in inputs:  # a text has at most about as many tokens as characters
-        if known and length >= min(known) // 2:
-            tokens = len(given.encode(lm.tokenizer))
-            if tokens > min(known):
-                message = f"the prompt has {tokens} tokens; the limit is {min(known)}"
-                raise APIError(400, message, "context_length_exceeded")
+    limit = min(lm.limit or maxsize, limits.prompt_tokens or maxsize)
     requests: list[Request] = []
-    for given, _ in inputs:
+    for given, length in inputs:
+        # A text has at most about as many tokens as characters.
+        if length >= limit // 2 and (tokens := len(given.encode(lm.tokenizer))) > limit:
+            message = f"the prompt has {tokens} tokens; the limit is {limit}"
+            raise APIError(400, message, "context_length_exceeded")
         first = make_request(lm, method, given, sampling, index=len(requests))
         requests += [replace(first, index=first.index + n) for n in range(body.n or 1)]
     found = [one.prepared.coverage for one in requests]

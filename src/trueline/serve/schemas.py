@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 
-from trueline.errors import SettingError
 from trueline.serve.access import APIError, invalid
 from trueline.settings import Between, check_values
 from trueline.text import visible_line
@@ -37,7 +36,8 @@ _COMPLETION_TOKENS = 16  # of a completion that names no length, as in OpenAI's 
 _CLOSE = {"connection": "close"}  # the rest of the body is not read
 Body = TypeVar("Body")
 Logprobs = Annotated[int, Meta(ge=0, le=20)]
-Stop = Annotated[str, Meta(max_length=1000)]
+Least1 = Annotated[int, Meta(ge=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 Question = Annotated[str, Meta(max_length=8000)]  # scope takes longer the longer it is
 Seconds = Annotated[float, Between(0, 3e7, above=True)]  # up to a year
 Count = Annotated[int, Between(1)]
@@ -95,12 +95,12 @@ class StreamOptions(_Strict):
 
 class _Shared(_Strict, kw_only=True):
     model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Least1 | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Least1 | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # accepted, changes nothing; so do the next two
@@ -123,7 +123,7 @@ class ChatBody(_Shared, kw_only=True):
     """A request for a chat completion."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Least1 | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
 
@@ -166,24 +166,15 @@ def read_sampling(body: ChatBody | CompletionBody, limits: Limits) -> Sampling:
     tokens = usual if tokens is None else tokens
     if tokens > limits.new_tokens:
         raise invalid("max_tokens", f"the limit is {limits.new_tokens}, got {tokens}")
-    try:
-        sampling = Sampling(
-            max_new_tokens=tokens,
-            temperature=body.temperature or 1.0,  # so that top_p and seed are checked
-            top_p=body.top_p,
-            seed=body.seed,
-            stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
-            trace=body.trueline.trace,
-            logprobs=logprobs,
-        )
-    except SettingError as error:
-        message = str(error).replace("max_new_tokens", "max_tokens")
-        names = ("max_tokens", "temperature", "top_p", "seed", "stop")
-        param = next((name for name in names if name in message), None)
-        raise APIError(400, message, "invalid_value", param) from None
-    if body.temperature:
-        return sampling
-    return replace(sampling, temperature=0.0, top_p=None, seed=None)
+    return Sampling(
+        max_new_tokens=tokens,
+        temperature=body.temperature or 0.0,
+        top_p=body.top_p if body.temperature else None,  # greedy needs neither
+        seed=body.seed if body.temperature else None,
+        stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
+        trace=body.trueline.trace,
+        logprobs=logprobs,
+    )
 
 
 async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:

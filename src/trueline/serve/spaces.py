@@ -218,7 +218,7 @@ class SpaceEndpoints:
 
     async def search(self, request: Request) -> Response:
         """A page of the examples that have all words of `q`."""
-        words = request.query_params.get("q", "")[:_MAX_QUERY].casefold().split()
+        words = {*request.query_params.get("q", "")[:_MAX_QUERY].casefold().split()}
         after = _number(request, "after", 0, 1 << 40)
         limit = _number(request, "limit", _PAGE, _MAX_PAGE)
         served = self._served(request)
