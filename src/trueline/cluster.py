@@ -11,7 +11,6 @@ import logging
 import os
 import pickle
 import socket
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +26,7 @@ HERE = "ray"  # a new cluster on this machine
 # Another version of one of these may compute other numbers.
 _PACKAGES = ("trueline", "torch", "transformers", "tokenizers", "numpy", "onnxruntime")
 _PATIENCE = 10.0  # seconds for a cluster elsewhere to answer
-_QUEUED = 2  # units at a worker: one that runs, and one that waits so that no worker is idle
+_QUEUED = 3  # units at a worker: one runs, and the others wait so that no worker is idle
 
 Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # the type of `map`
 
@@ -74,17 +73,10 @@ class Cluster:
         # Not an argument of the constructor: Ray loses large ones when it restarts a worker.
         shared = ray.put(pickled)
         count = min(self._count_workers(ray), len(units))
-        free = [make(self.threads) for _ in range(count)] * _QUEUED
-        left, running, ordered = deque(units), dict[Any, Any](), deque[Any]()
+        pool = ray.util.ActorPool([make(self.threads) for _ in range(count)] * _QUEUED)
         try:
-            while left or ordered:
-                while left and free:
-                    ordered.append(free[0].run.remote(shared, left.popleft()))
-                    running[ordered[-1]] = free.pop(0)
-                if ordered[0] in running:
-                    free += [running.pop(done) for done in ray.wait(list(running))[0]]
-                    continue
-                result, error = pickle.loads(ray.get(ordered.popleft()))
+            for done in pool.map(lambda worker, unit: worker.run.remote(shared, unit), units):
+                result, error = pickle.loads(done)
                 if error is not None:
                     raise error
                 yield result

@@ -311,7 +311,7 @@ def test_a_setting_is_read_as_a_number_a_word_or_a_list(text, value):
 
 def test_bytes_that_are_not_text_go_through_as_a_path_and_are_refused_as_text():
     assert "there is no space at \\udcff" in refused("info", "\udcff")
-    assert "not valid Unicode" in refused("ask", *SHORT, "\udcff")
+    assert "not valid UTF-8" in refused("ask", *SHORT, "\udcff")
     ran = run_command("chat", *SHORT, stdin=f"\udcff\n{QUESTION}\n")
     assert (ran.code, ran.err.count("Error: ")) == (0, 1)
     assert ran.out.endswith("\n")

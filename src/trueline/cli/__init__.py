@@ -34,6 +34,7 @@ _OBJECTS_UNTIL_COLLECTION = 100_000
         "auto_envvar_prefix": "TRUELINE",
         "help_option_names": ["-h", "--help"],
         "max_content_width": 96,
+        "show_default": True,
     },
 )
 @click.version_option(__version__, prog_name="trueline", message="%(prog)s %(version)s")
@@ -69,7 +70,9 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda warning, *_, **__: screen.note(
+            f"note: {visible_line(str(warning))}"
+        )
         try:
             screen.settle_streams()
             code = _run()
@@ -85,30 +88,25 @@ def main() -> None:
 
 def _run() -> int:
     """Run a command and return its exit code; what other libraries raise becomes one line."""
+    words = sys.argv[1:] or ["--help"]
     try:
-        cli.main(prog_name="trueline", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        screen.show(error.format_message())
+        cli.main(words, prog_name="trueline", standalone_mode=False)
     except click.UsageError as error:
         hint = f"\n(see `{error.ctx.command_path} --help`)" if error.ctx else ""
         return _stop(error.format_message() + hint)
     except click.ClickException as error:
         return _stop(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        running = next((word for word in sys.argv[1:] if word in cli.commands), "")
+        running = next((word for word in words if word in cli.commands), "")
         hint = "; run the same command again, and it goes on where it was"
         return _stop("stopped" + hint * (running in _RESUMED), 130)
     except SystemExit as error:  # of click, where a pipe is broken
-        if {"-h", "--help"} & {*sys.argv}:  # which click prints itself
+        if {"-h", "--help"} & {*words}:  # which click prints itself
             raise screen.ReaderLeftError from error
         return _stop("another process closed a pipe that is in use")
     except OSError as error:  # one that no other code expected
         return _stop(screen.one_line(error))
     return 0
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    screen.note(f"note: {visible_line(str(message))}")
 
 
 def _stop(message: str, code: int = 1) -> int:

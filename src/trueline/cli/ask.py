@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from trueline.examples import read_questions
 from trueline.text import visible_line
 
 if TYPE_CHECKING:
-    from trueline.types import Answer, Piece
+    from trueline.types import Answer
 
 _STDIN = "-"  # stands for standard input, as with other commands
 _JSON = """question text is_covered sources finish method prompt_tokens new_tokens seconds
@@ -25,7 +24,7 @@ _JSON = """question text is_covered sources finish method prompt_tokens new_toke
 
 
 @click.command()
-@click.argument("question", required=False, callback=options.check_questions)
+@click.argument("question", required=False)
 @click.option(
     "--file",
     type=options.PATH,
@@ -70,6 +69,7 @@ def ask(
     setup = options.AnswerOptions(given)
     session = setup.open([method])
     from trueline.decode.generate import generate, stream  # torch is imported by now
+    from trueline.explain.text import source_lines
 
     parts = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
@@ -77,7 +77,12 @@ def ask(
         for number, text in enumerate(questions):
             if not is_one:
                 tell(f"{chr(10) * (number > 0)}{visible_line(text)}", "prompt")
-            _show(stream(*parts, text, **setup.sampling))
+            writer = AnswerWriter()
+            for piece in stream(*parts, text, **setup.sampling):
+                writer.write(piece.text)
+            writer.end()
+            if lines := source_lines(piece):  # the last piece has the sources
+                tell("\n".join(["", *map(visible_line, lines)]), "dim")
         return
     answers = (generate(*parts, text, trace=trace, **setup.sampling) for text in questions)
     if as_json:
@@ -119,15 +124,3 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     fields = {**asdict(answer), "new_tokens": answer.new_tokens}
     first = {name: fields.pop(name) for name in _JSON}
     return first if answer.trace is None else {**first, **fields}
-
-
-def _show(pieces: Iterable[Piece]) -> None:
-    """Write an answer as it comes, then its sources."""
-    from trueline.explain.text import source_lines
-
-    writer = AnswerWriter()
-    for piece in pieces:
-        writer.write(piece.text)
-    writer.end()
-    if lines := source_lines(piece):  # the last piece has the sources
-        tell("\n".join(["", *map(visible_line, lines)]), "dim")

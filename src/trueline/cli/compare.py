@@ -14,7 +14,6 @@ from trueline.cli.screen import print_answers, print_json, print_table, progress
 from trueline.errors import SettingError
 from trueline.examples import UserQuestion, check_meant, read_examples, read_questions
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
-from trueline.session import check_parts
 
 if TYPE_CHECKING:
     from trueline.decode.generate import Compared
@@ -25,12 +24,13 @@ _RULE = (
     "right: by ROUGE-L at 0.5 or above to a verified answer of the example with that id, and "
     "nearer to it than to any wrong one; wrong: all else, also a true answer in other words"
 )
+_FIGURES = "seconds tokens_per_second changed diverges did_nothing".split()  # as JSON
 _MARKS = {True: "right", False: "wrong", None: "not judged"}
 Verdicts = Mapping[str, list[bool | None]]  # by method; None: not judged
 
 
 @click.command()
-@click.argument("questions", nargs=-1, callback=options.check_questions)
+@click.argument("questions", nargs=-1)
 @click.option(
     "--file",
     type=options.PATH,
@@ -40,7 +40,6 @@ Verdicts = Mapping[str, list[bool | None]]  # by method; None: not judged
 @click.option(
     "--methods",
     default=f"{PLAIN},{DEFAULT}",
-    show_default=True,
     help=f"Separated by commas, or `all`: {', '.join(built_in_names())}.",
 )
 @options.answer_options
@@ -73,7 +72,6 @@ def compare(
         raise SettingError("there is no question; give some as arguments or with --file")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     names = method_names() if names == ["all"] else list(dict.fromkeys(names))
-    check_parts(names, space=setup.space)
     meant = _meant(rows, setup.space)
     session = setup.open(names)
     from trueline.decode.generate import compare as run  # torch is imported by now
@@ -103,11 +101,7 @@ def compare(
             name: {
                 "answers": [asdict(answer) for answer in traced.get(name, run.answers)],
                 "right": verdicts[name],
-                "seconds": round(run.seconds, 3),
-                "tokens_per_second": round(run.tokens_per_second, 2),
-                "changed": run.changed,
-                "diverges": run.diverges,
-                "did_nothing": run.did_nothing,
+                **{figure: getattr(run, figure) for figure in _FIGURES},
             }
             for name, run in runs.items()
         }
@@ -152,18 +146,17 @@ def _show(
     for name, run in runs.items():
         known = [verdict for verdict in verdicts[name] if verdict is not None]
         changes = [str(token + 1) for token in run.diverges if token is not None]
-        did_nothing = run.did_nothing and name != PLAIN
+        is_idle = run.did_nothing and name != PLAIN
+        right = {"right": f"{sum(known)} of {len(known)}"} if is_judged else {}
         row = {
             "method": name,
-            "right": f"{sum(known)} of {len(known)}",
+            **right,
             "tokens": str(sum(len(answer.token_ids) for answer in run.answers)),
             "tokens/s": f"{run.tokens_per_second:.1f}",
             "changed": "" if run.changed is None else f"{run.changed:.0%}",
             "first change at token": ", ".join(changes),
-            "": "did nothing: equals the plain model everywhere" if did_nothing else "",
+            "": "did nothing: equals the plain model everywhere" if is_idle else "",
         }
-        if not is_judged:
-            del row["right"]
         rows.append(row)
     print_table([*rows[0]], [[*row.values()] for row in rows])
     if is_judged:

@@ -14,7 +14,7 @@ from trueline.text import counted
 
 
 @click.command()
-@click.argument("question", callback=options.check_questions)
+@click.argument("question")
 @options.method_option("The method to explain.")
 @options.answer_options
 @click.option(

@@ -48,23 +48,14 @@ def check_texts(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     It is the callback of every option and argument that has no other.
     """
     is_path = isinstance(param.type, click.Path)
+    is_words = not is_path and isinstance(param, click.Argument)  # such as a question
     for text in value if isinstance(value, tuple) else (value,):
-        if text == "":  # pathlib takes it for the current folder
+        # pathlib takes an empty text for the current folder.
+        if text == "" or (is_words and isinstance(text, str) and not text.strip()):
             raise click.BadParameter("it is empty; give a value or leave it out.", ctx, param)
         if isinstance(text, str) and not is_path and has_half_character(text):
             raise click.BadParameter(f"it is not valid UTF-8: {shown(text)}.", ctx, param)
     return Path(value) if is_path and value is not None else value
-
-
-def check_questions(_ctx: Any, _param: Any, value: Any) -> Any:
-    """Refuse what the library refuses as a question, before anything is opened."""
-    from trueline.prompts import check_question
-
-    if isinstance(value, str):
-        check_question(value)
-    for number, question in enumerate(value if isinstance(value, tuple) else (), 1):
-        check_question(question, f"question {number}")
-    return value
 
 
 def several(*options: Decorator, into: str = "") -> Decorator:
@@ -87,10 +78,10 @@ def several(*options: Decorator, into: str = "") -> Decorator:
     return decorate
 
 
-def choice_option(flag: str, *choices: str, help: str) -> Decorator:
+def choice_option(flag: str, words: str, help: str) -> Decorator:
     """One of some words; the first is the default."""
-    kind, default = click.Choice(choices), choices[0]
-    return click.option(flag, type=kind, default=default, show_default=True, help=help)
+    choices = words.split()
+    return click.option(flag, type=click.Choice(choices), default=choices[0], help=help)
 
 
 def parts_of(hint: Any) -> list[Any]:
@@ -105,13 +96,11 @@ def flags_of(cls: type, into: str) -> Decorator:
     for field in fields(cls):
         parts = parts_of(hints[field.name])
         texts = [part.description for part in parts if isinstance(part, Meta)]
-        has_default = field.default not in (None, ())
         option = click.option(
             f"--{field.name.replace('_', '-')}",
             type=next((kind for kind in (int, float, str) if kind in parts), None),
             multiple=tuple in parts,
-            default=field.default if has_default else None,
-            show_default=has_default,
+            default=field.default,
             help=next(filter(None, texts), None),
         )
         options += [option] if any(texts) else []
@@ -125,12 +114,11 @@ engine_option = click.option(
     "--engine",
     type=click.Choice(list(ENGINES)),
     default="transformers",
-    show_default=True,
     envvar="TRUELINE_ENGINE",
     help="What runs the model; llama.cpp reads .gguf files, and aliases for one.",
 )
 dtype_option = choice_option(
-    "--dtype", "auto", "float32", "bfloat16", "float16", help="auto: float32 on a CPU."
+    "--dtype", "auto float32 bfloat16 float16", "auto: float32 on a CPU."
 )
 device_option = click.option("--device", help="cpu, cuda, mps; the best there is if left out.")
 trust_option = click.option(
@@ -169,9 +157,7 @@ def read_cluster(on: str | None, workers: int | None, device: str | None) -> Clu
 
 def method_option(help: str = "") -> Decorator:
     """--method, with the names of the methods in its help."""
-    return click.option(
-        "--method", default=DEFAULT, show_default=True, help=help or f"{names_in_words()}."
-    )
+    return click.option("--method", default=DEFAULT, help=help or f"{names_in_words()}.")
 
 
 class AnswerOptions:
@@ -253,7 +239,7 @@ column_option = click.option(
 example_options = several(
     column_option,
     click.option("--separator", help="Split an answers cell at this text."),
-    click.option("--split", default="train", show_default=True, help="Of a hub dataset."),
+    click.option("--split", default="train", help="Of a hub dataset."),
     click.option("--config", help="Of a hub dataset."),
     click.option("--limit", type=int, help="Take the first N examples only."),
     into="reading",

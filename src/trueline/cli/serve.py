@@ -36,10 +36,9 @@ from trueline.settings import read_settings
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Where to listen; an address that other machines reach needs keys.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000)
 @click.option(
     "--keys",
     "key_file",
@@ -136,16 +135,14 @@ def serve(
         )
         first, *others = app.state.catalog.names
         address = process.page_address(bound)
+        hint = (
+            "With the key in that address you can change examples until the server ends; set "
+            "TRUELINE_ADMIN_KEY for a key that stays."
+        )
         lines = [
             f"serving {first} and {len(others)} other model names",
             f"API:  {address}/v1",
-            f"page: {address}/#key={own_key}" if own_key else f"page: {address}/",
+            *([f"page: {address}/#key={own_key}", hint] if own_key else [f"page: {address}/"]),
             "Ctrl-C finishes running answers, then ends the server.",
         ]
-        if own_key:
-            lines.insert(
-                3,
-                "With the key in that address you can change examples until the server ends; "
-                "set TRUELINE_ADMIN_KEY for a key that stays.",
-            )
         process.serve(app, bound, lambda: note("\n".join(lines)))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trueline.space import GroundingSpace
 
 folder_argument = click.argument("folder", type=options.PATH)
-_UNUSED = {"model": None, "dtype": "auto", "device": None, "trust_remote_code": False}
 
 
 def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
@@ -45,34 +44,27 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
     f"{DEFAULT_MODEL} if left out.",
 )
 @options.weights_options
-@click.option(
-    "--embedder", default=DEFAULT_EMBEDDER, show_default=True, help="Alias, hub id or folder."
-)
+@click.option("--embedder", default=DEFAULT_EMBEDDER, help="Alias, hub id or folder.")
 @click.option(
     "--context",
     default="none",
     callback=_read_context,
-    show_default=True,
     help="Also build the entries that RAD needs: tokens in a window, such as 8, or `full`.",
 )
 @options.several(
     options.choice_option(
         "--window",
-        *("template", "text", "answer"),
-        help="Windows end all that is read, question and answer, or the answer alone.",
+        "template text answer",
+        "Windows end all that is read, question and answer, or the answer alone.",
     ),
     click.option(
         "--end", is_flag=True, help="Also store an entry after the last token of each answer."
     ),
     options.choice_option(
-        "--values",
-        *("auto", "hidden", "logits"),
-        help="What to store: auto is the smallest exact form.",
+        "--values", "auto hidden logits", "What to store: auto is the smallest exact form."
     ),
     options.choice_option(
-        "--value-dtype",
-        *("auto", "float32", "float16"),
-        help="The number type of stored keys and values.",
+        "--value-dtype", "auto float32 float16", "The number type of stored keys and values."
     ),
     click.option(
         "--wrong", is_flag=True, help="Also store entries of the wrong answers, for RAD's beta."
@@ -81,9 +73,7 @@ def _read_context(_ctx: Any, _param: Any, text: str) -> Context | None:
 )
 @options.several(
     options.choice_option(
-        "--task",
-        *("question", "dialogue", "summary"),
-        help="Which of the paper's prompts to use.",
+        "--task", "question dialogue summary", "Which of the paper's prompts to use."
     ),
     click.option("--template", help="The prompt, with {question} where the question goes."),
     click.option("--system", help="A system line for the prompt."),
@@ -130,8 +120,8 @@ def build(
     chat = False if prompting["no_chat"] else None
     prompt = Prompt(template, system=prompting["system"], chat=chat)
     cluster = options.read_cluster(on, workers, weights["device"])
-    given = {"model": model, **weights}
-    unused = [name for name, default in _UNUSED.items() if given[name] != default]
+    given = {"model": model, **weights, "engine": None}  # the engine may be set for all
+    unused = [name for name, value in given.items() if value not in (None, False, "auto")]
     if context is None and unused:
         flag = f"--{unused[0].replace('_', '-')}"
         raise SettingError(
@@ -343,7 +333,6 @@ def verify(folder: Path, as_json: bool) -> None:
     "--false-scope",
     type=float,
     default=0.02,
-    show_default=True,
     help="Share of questions for which a wrong example may be in scope.",
 )
 @options.embedder_option
@@ -400,9 +389,8 @@ def _tuning_lines(folder: Path, fitted: Tuning) -> list[str]:
     source = f"{fitted.questions:,} questions, {fitted.none:,} of which no example answers"
     if fitted.fitted_to == "examples":
         source = f"{fitted.questions:,} examples: each one's question, against all the others"
-    was = f"it was {fitted.before:g}"
-    if fitted.threshold == fitted.before:
-        was = "as it was: nothing had to change"
+    is_same = fitted.threshold == fitted.before
+    was = "as it was: nothing had to change" if is_same else f"it was {fitted.before:g}"
     if fitted.recall is not None:
         recall = f"{_share(fitted.recall)}: the right example comes first"
     else:

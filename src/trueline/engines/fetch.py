@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from trueline.errors import DownloadError, ModelError, SettingError
 from trueline.files import read_regular, reason
 from trueline.text import visible
@@ -34,6 +32,8 @@ def say(text: str) -> None:
 
 def home() -> Path:
     """The folder of trueline's cache: TRUELINE_HOME, or one in the user's cache folder."""
+    from platformdirs import user_cache_path  # not needed for --help
+
     named = os.environ.get("TRUELINE_HOME") or user_cache_path("trueline")
     try:
         folder = Path(named).expanduser()
