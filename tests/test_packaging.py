@@ -36,14 +36,9 @@ def test_the_version_is_the_same_everywhere_and_has_its_changes():
 
 def test_the_repository_has_one_address():
     source = PROJECT["urls"]["Source"]
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert citation["repository-code"] == source
-    for path in ("SECURITY.md", ".github/ISSUE_TEMPLATE/config.yml"):
-        addresses = re.findall(
-            r"https://github\.com/[\w./-]+", (ROOT / path).read_text("utf-8")
-        )
-        assert addresses
-        assert all(address.startswith(f"{source}/") for address in addresses)
+    for name in ("CITATION.cff", "SECURITY.md", ".github/ISSUE_TEMPLATE/config.yml"):
+        text = (ROOT / name).read_text("utf-8")
+        assert {*re.findall(r"https://github\.com/[\w-]+/[\w-]+", text)} == {source}
 
 
 def test_the_workflows_run_every_python_that_the_package_names():

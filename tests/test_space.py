@@ -43,11 +43,13 @@ def noon():
 
 
 def contents(folder):
-    """Everything in a folder: files by their bytes, folders by their names."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
+    """Everything in a folder: links as links, files to the byte, folders by their names."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        data = path.read_bytes() if path.is_file() else None
+        content = os.readlink(path) if path.is_symlink() else data
+        found[path.relative_to(folder).as_posix()] = content
+    return found
 
 
 def ids(space):
