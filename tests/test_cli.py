@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 import pytest
 import tiny
-import torch
-from conftest import EXAMPLES, fill_home
+from conftest import EXAMPLES
 from conftest import run_command as run
 
 import trueline as tl
@@ -42,22 +41,18 @@ max_new_tokens = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory):
+def home(tiny_home, tmp_path_factory):
     """A folder with examples, where the default names stand for tiny parts."""
-    home, here = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("here")
-    fill_home(home)
+    here = tmp_path_factory.mktemp("here")
     (here / "facts.jsonl").write_text("".join(to_lines(EXAMPLES)), "utf-8")
     with (here / "faq.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["Q", "A"])
         rows.writerows((example.question, example.answers[0]) for example in EXAMPLES)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # faster than two for parts this small
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("TRUELINE_")]:
-            patch.delenv(name)
-        patch.setenv("TRUELINE_HOME", str(home))
-        patch.setenv("PIP_NO_INDEX", "1")
+            if name != "TRUELINE_HOME":
+                patch.delenv(name)
         patch.chdir(here)
         for options in (["facts.space", "--context", "8"], ["answers.space"]):
             built = run("build", "facts.jsonl", "--out", *options)
@@ -68,8 +63,7 @@ def home(tmp_path_factory):
         (here / "questions.txt").write_text(f"{QUESTION}\nDo bats sleep?\n", "utf-8")
         ran = run("eval", "run.toml")
         assert ran.code == 0, ran.err
-        yield home
-    torch.set_num_threads(threads)
+        yield tiny_home
 
 
 @pytest.fixture
@@ -165,18 +159,10 @@ def test_add_and_remove_change_the_space_and_the_log_lists_it(edited):
     assert [row[1] for row in rows] == ["what", *(line["what"] for line in lines)]
 
 
-def test_merge_writes_both_spaces(edited):
-    assert run("build", "more.jsonl", "--out", "more.space", "--context", "8").code == 0
-    assert run("merge", "facts.space", "more.space", "--out", "both.space").code == 0
-    assert len(tl.open("both.space")) == len(EXAMPLES) + 1
-
-
 def test_a_space_needs_no_model(edited, no_model):
-    built = run("build", "facts.jsonl", "--out", "plain.space")
-    assert built.out.startswith(f"plain.space: {len(EXAMPLES)} examples, ")
+    assert run("build", "facts.jsonl", "--out", "plain.space").code == 0
     assert run("add", "plain.space", "more.jsonl").code == 0
     assert run("info", "plain.space", "--json").json["model"] is None
-    assert run("verify", "plain.space").code == 0
 
 
 @pytest.mark.parametrize("method", ["rad", "greedy"])
@@ -230,18 +216,6 @@ def test_compare_shows_every_method_and_the_json_holds_every_answer(tmp_path):
     assert (found["greedy"]["changed"], found["greedy"]["did_nothing"]) == (0.0, True)
 
 
-def test_compare_names_the_example_that_moved_each_changed_token():
-    settings = [*SPACE, "--methods", "greedy,rad", "--flips", "--set", "rad.alpha=1.0"]
-    steps = run("compare", *settings, "--json", QUESTION).json["rad"]["answers"][0]["trace"]
-    flipped = [step for step in steps if step["flipped"]]
-    assert flipped, "the space must change something, or this test shows nothing"
-    lines = run("compare", *settings, QUESTION).out.splitlines()
-    notes = [line for line in lines if "moved by" in line]
-    assert len(notes) == len(flipped)
-    best = max(flipped[0]["neighbors"], key=lambda neighbor: neighbor["push"])
-    assert f"moved by {best['example']} ({best['question']} " in notes[0]
-
-
 def test_compare_runs_the_methods_that_are_named_in_their_order():
     settings = ["--methods", "all", "--set", "kate.k=1", "--set", "k=3", "--json"]
     assert [*run("compare", *SPACE, *settings, QUESTION).json] == method_names()
@@ -253,16 +227,8 @@ def test_compare_runs_the_methods_that_are_named_in_their_order():
 
 
 def test_chat_answers_line_by_line_and_survives_mistakes():
-    lines = [
-        QUESTION,
-        "/new",
-        "/method greedy",
-        QUESTION,
-        "/method none",
-        "/none",
-        "/quit",
-        "x",
-    ]
+    lines = [QUESTION, "/new", "/method greedy", QUESTION]
+    lines += ["/method none", "/none", "/quit", "x"]
     talk = run("chat", *SPACE, "--method", "rad", stdin="\n".join(lines) + "\n")
     answers = [run("ask", *SPACE, "--method", name, QUESTION).out for name in ("rad", "greedy")]
     assert (talk.code, talk.out) == (0, "".join(answers))
@@ -294,11 +260,6 @@ def test_chat_gives_the_model_the_turns_before_in_the_prompt_of_the_space():
     assert second.text != tl.generate(lm, tl.Greedy(), "Do fish sleep?", max_new_tokens=5).text
 
 
-def test_help_ends_with_examples_for_every_command():
-    for name, command in cli.commands.items():
-        assert re.search(r"Examples?:\n +trueline " + name, command.help or ""), name
-
-
 @pytest.fixture
 def few_facts(monkeypatch):
     """The shipped facts, but a handful of them."""
@@ -308,10 +269,8 @@ def few_facts(monkeypatch):
         return read_examples(source, **{**options, **few})
 
     for module in list(sys.modules.values()):
-        if (
-            getattr(module, "read_examples", None) is read_examples
-            and module.__name__ != __name__
-        ):
+        is_other = module.__name__ != __name__
+        if is_other and getattr(module, "read_examples", None) is read_examples:
             monkeypatch.setattr(module, "read_examples", read)
 
 
@@ -336,6 +295,7 @@ def test_the_examples_of_the_help_run(name, few_facts, monkeypatch, tmp_path):
         run("build", "more.jsonl", "--out", "more.space", "--context", "8")
     for one in cli.commands:  # a few tokens show as much as many
         monkeypatch.setenv(f"TRUELINE_{one.upper()}_MAX_NEW_TOKENS", "4")
+    assert shown_commands(name)
     for command in shown_commands(name):
         if " pull " in command or " rm " in command:
             continue  # fetches, or wants what was fetched
@@ -389,7 +349,6 @@ FAILURES = {  # those that are found without torch are in test_preflight.py
     "not a space": (["info", "."], "there is no space at"),
     "no question": (["compare", *SPACE], "there is no question"),
     "only a comma": (["compare", *SPACE, "--methods", ",", QUESTION], "name a method: greedy"),
-    "alpha": (["ask", *RAD, "--set", "alpha=2", QUESTION], r"alpha must lie in \[0, 1\]"),
     "alpha of another method": (
         ["ask", *SPACE, "--set", "alpha=0.5", QUESTION],
         "corrective has no setting 'alpha'; it has strength, margin, threshold, only_covered",
@@ -403,10 +362,8 @@ FAILURES = {  # those that are found without torch are in test_preflight.py
     "end without entries": ([*BUILD, "--end"], "end=True is about entries"),
     "folder taken": (["build", "facts.jsonl", "--out", "."], "not empty and holds no space"),
     "context": ([*BUILD, "--context", "all"], "`full` or `none`"),
-    "template": ([*BUILD, "--template", "Q"], "needs {question}"),
     "column": ([*BUILD, "--column", "Q"], "FIELD=COLUMN"),
     "workers": ([*BUILD, "--workers", "2"], "--workers needs a cluster; add --on ray"),
-    "no such choice": (["ask", *SPACE, "--dtype", "int8", QUESTION], "'int8' is not one of"),
     "no out": (["build", "facts.jsonl"], "Missing option '--out'"),
     "unknown id": (["compare", *ANSWERS, "--file", "unknown.jsonl"], "no example has the id"),
 }

@@ -33,10 +33,6 @@ COLUMNS = (
 EVAL = ("eval", "--methods", "greedy", "--out", "results")
 MISTAKES = {
     ("build", "faq.csv", "--out", "x.space"): COLUMNS,
-    ("build", "faq.csv", "--column", "question=Customer asks", "--out", "x.space"): (
-        "faq.csv has no column 'answers' or 'answer'; its columns are 'Customer asks', "
-        "'We reply'; say which hold them:\n  --column answers='We reply'"
-    ),
     (*EVAL, "--benchmark", "faq.csv"): COLUMNS,
     ("build", "fap.csv", "--out", "x.space"): "there is no such file; did you mean faq.csv?",
     ("build", "faq.csv", "--embedder", "minilm", "--out", "x.space"): "no embedder is called",
@@ -46,11 +42,9 @@ MISTAKES = {
     (*ASK, "--model", "smolm2"): "no language model is called 'smolm2'; take smollm2-135m",
     (*ASK, "--model", "all-minilm-l6-v2"): "all-minilm-l6-v2 is no language model",
     (*ASK, "--max-new-tokens", "0"): "max_new_tokens must be",
-    (*ASK, "--set", "alpha"): "a setting is NAME=VALUE",
     ("compare", "--file", "none.txt"): "none.txt cannot be read",
     ("explain", "Why?", "--out", "why.pdf"): "why.pdf",
     (*EVAL, "--benchmark", "fatcs"): "did you mean facts?",
-    (*EVAL, "--benchmark", "facts", "--model", "smolm2"): "no language model is called",
     ("eval", "--benchmark", "facts", "--methods", "rda", "--out", "r"): "did you mean rad?",
 }
 

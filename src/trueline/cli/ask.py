@@ -12,7 +12,6 @@ import click
 from trueline.cli import options
 from trueline.cli.screen import AnswerWriter, is_terminal, print_json, tell, write
 from trueline.errors import SettingError
-from trueline.examples import read_questions
 from trueline.text import visible_line
 
 if TYPE_CHECKING:
@@ -99,6 +98,7 @@ def ask(
 
 def _questions(question: str | None, file: Path | None) -> list[str]:
     """The question of the command line, or those of a file or of standard input."""
+    from trueline.examples import read_questions
     from trueline.prompts import check_question
 
     if file is not None:

@@ -12,13 +12,12 @@ import click
 from trueline.cli import options
 from trueline.cli.screen import print_answers, print_json, print_table, progress_bars, tell
 from trueline.errors import SettingError
-from trueline.examples import UserQuestion, check_meant, read_examples, read_questions
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
 
 if TYPE_CHECKING:
     from trueline.decode.generate import Compared
+    from trueline.examples import UserQuestion
     from trueline.types import Answer, Example
-
 
 _RULE = (
     "right: by ROUGE-L at 0.5 or above to a verified answer of the example with that id, and "
@@ -65,6 +64,8 @@ def compare(
       trueline compare --space facts.space --flips "What happens if you swallow gum?"
       trueline compare --methods all --set kate.k=4 "What happens if you swallow gum?"
     """
+    from trueline.examples import UserQuestion, read_questions
+
     setup = options.AnswerOptions(given)
     rows = [UserQuestion(text.strip()) for text in questions]
     rows += [] if file is None else read_questions(file, needs_ids=True)
@@ -112,6 +113,7 @@ def _meant(rows: Sequence[UserQuestion], space: Path | None) -> list[Example | N
     """The example that answers each question; an id that no example has is refused."""
     if not any(row.id for row in rows):
         return [None] * len(rows)
+    from trueline.examples import check_meant, read_examples
     from trueline.lab.metrics import rouge_l
 
     rouge_l("a", ["a"])  # a missing package shows before a model is opened

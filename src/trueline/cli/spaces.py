@@ -13,7 +13,6 @@ import msgspec
 from trueline.cli import options, screen
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
-from trueline.examples import as_record, read_labeled
 from trueline.session import check_parts
 from trueline.text import counted, shown
 
@@ -286,6 +285,7 @@ def info(folder: Path, examples: bool, as_json: bool) -> None:
       trueline info facts.space
       trueline info facts.space --examples
     """
+    from trueline.examples import as_record
     from trueline.space import read_space
 
     space = read_space(folder)
@@ -357,6 +357,8 @@ def tune(
       trueline tune facts.space
       trueline tune facts.space --undo
     """
+    from trueline.examples import read_labeled
+
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only removes the tuned settings")
     rows = None if questions is None else read_labeled(questions)
