@@ -89,19 +89,15 @@ def test_a_line_of_results_counts_samples_and_holds_the_nearest():
         "(question equal 1); the nearest: s0 and e0 (question equal, 1.00); "
         "s0 and e1 (question equal, 1.00)"
     )
+    long = f"do cats {'fly ' * 40}"
+    line = leak_line(benchmark([long], [long] * 12), None)
+    assert (line.counts["leaking"], len(line.nearest)) == (12, 10)
+    assert {len(text) for one in line.nearest for text in one.texts} == {100}
     clean = benchmark(["at 0"], ["here 90"])
     assert leak_note(leak_line(clean, Angles())) == (
         "made up: 0 of 1 samples are near one of the 1 grounding examples, "
         "by text and by angles"
     )
-
-
-def test_the_nearest_ten_are_kept_and_long_texts_are_shortened():
-    made = benchmark([f"do cats {'fly ' * 40}"], [f"do cats {'fly ' * 40}"] * 12)
-    line = leak_line(made, None)
-    assert (line.counts["leaking"], len(line.nearest)) == (12, 10)
-    (text,) = {text for one in line.nearest for text in one.texts}
-    assert (len(text), text[-1]) == (100, "…")
 
 
 def test_the_shipped_facts_do_not_leak_by_text_and_a_planted_one_is_found():

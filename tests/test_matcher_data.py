@@ -57,14 +57,6 @@ def test_a_day_is_swapped_only_where_the_question_depends_on_it(contrasts):
     assert "group" not in made(contrasts, aside)
 
 
-def test_an_article_follows_the_word_and_a_slip_changes_one_known_word(contrasts):
-    assert contrast_pairs.swap_word("A basil pot", "basil", "herb") == "A herb pot"
-    assert contrast_pairs.swap_word("a basil pot", "basil", "oregano") == "an oregano pot"
-    text = contrasts.slip(random.Random(1), "Fresh parsley please")
-    assert (text.split()[0], text.split()[-1]) == ("Fresh", "please")
-    assert "parsley" not in text
-
-
 def test_pairs_near_to_a_held_text_in_any_order_of_words_are_dropped_and_counted():
     held = Held(["When does the reading room open?", "Who pays?"])
     again, other = "open the reading room when does", "When does the reading club open?"
@@ -132,14 +124,6 @@ def test_listwise_loss_takes_each_right_example_against_the_wrong_ones_and_none(
     assert found.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_teacher_gives_the_target_of_pairs_that_nobody_labelled():
-    scores, labels = torch.tensor([0.3]), torch.tensor([float("nan")])
-    teacher = torch.tensor([0.0])  # log-odds: a half
-    half = -0.5 * (np.log(1 / (1 + np.exp(-0.3))) + np.log(1 / (1 + np.exp(0.3))))
-    for loss in train_matcher.LOSSES.values():
-        assert loss(scores, labels, teacher, [1], 0.7).item() == pytest.approx(half, abs=1e-5)
-
-
 def test_figures_of_a_held_set_by_hand():
     own = [("own", 0.9, True, 0.9), ("own", 0.8, False, 0.1), ("own", 0.6, True, 0.6)]
     near = [("near miss", p, False, -1.0) for p in (0.7, *(0.01,) * 9)]
@@ -205,14 +189,3 @@ def test_what_is_written_is_what_is_loaded(embedder_folder, pairs_file, tmp_path
     assert same[0] == pytest.approx(same[1], abs=1e-2)
     assert "word_embeddings" not in str([*model.trained()])
     assert json.loads((tmp_path / "matcher.json").read_text())["data"] == data.hash
-
-
-def test_training_learns_which_example_answers(
-    embedder_folder, pairs_file, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(train_matcher, "probe", lambda *_: ("f32", 1.0))
-    model, data = opened(embedder_folder, pairs_file, rate=5e-3)
-    train_matcher.train(model, data, tmp_path, minutes=0, steps=60)
-    texts = [(one["question"], one["example"], one["answers"][0]) for one in data.pairs]
-    scores = train_matcher.score(model, data.tokenizer, texts).reshape(4, 4)
-    assert scores.argmax(1).tolist() == [0, 1, 2, 3]
