@@ -15,8 +15,6 @@ from trueline.errors import ExampleError, MissingExtraError, SettingError
 from trueline.examples import read_examples
 from trueline.lab.benchmarks import paper, read_benchmark
 from trueline.lab.benchmarks.tables import Choices, DataTable
-from trueline.lab.judges import prompt_for
-from trueline.lab.run import text_scores
 
 REAL = os.environ.get("TRUELINE_DATA")
 real_data = pytest.mark.skipif(
@@ -137,17 +135,13 @@ def refusal(name, error=ExampleError, **options):
 
 
 @pytest.fixture
-def damaged(data, tmp_path):
+def damaged(tmp_path):
     """Lay out the files of a benchmark with one of them changed, and return its name."""
 
-    def change_one(stem, change):
-        name = FILES[stem][0]
-        write(tmp_path, stem, change(ROWS[stem]))
-        for whole in data.rglob("*.jsonl*"):
-            path = tmp_path / whole.relative_to(data)
-            other = str(whole.relative_to(data)).split(".jsonl")[0]
-            if FILES[other][0] == name and other != stem and not path.exists():
-                path.symlink_to(whole)
+    def change_one(changed, change):
+        name = FILES[changed][0]
+        for stem in (stem for stem, (benchmark, _) in FILES.items() if benchmark == name):
+            write(tmp_path, stem, change(ROWS[stem]) if stem == changed else ROWS[stem])
         return name
 
     return change_one
@@ -174,6 +168,8 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
     assert [len(read.test), read.test[1].id] == [211, "Q3"]  # 633 / 3
     assert read.test[1].answers == ("Sentence 1 on 3 .",)
     assert read.ground[1].source == "Page 3"
+    # A sentence that answers nothing is nobody's wrong answer.
+    assert not any(row.wrong_answers for row in (*read.ground, *read.test))
     wanted = {"rows": (20_360, 6_165), "sentences labelled 0": (20_360 - 706, 6_165 - 211)}
     wanted |= {"read": (2_118, 633), "without an answer": (1_412, 422), "used": (2, 211)}
     wanted["left out"] = wanted["without an answer"]
@@ -184,14 +180,6 @@ def test_wikiqa_leaves_out_unanswered_questions_and_counts_them(data):
     assert (len(read.test), read.test[1].answers) == (633, ())
     assert read.counts["ground drawn without an answer"] == 4
     assert (read.counts["test without an answer"], read.counts["test left out"]) == (422, 0)
-
-
-def test_a_wikiqa_sentence_that_answers_nothing_is_nobodys_wrong_answer(data):
-    read = read_benchmark("wikiqa", data=data, ground=5, test=5)
-    assert not any(row.wrong_answers for row in (*read.ground, *read.test))
-    scores = text_scores(read.test[1], "Sentence 0 on 3 .")
-    assert (scores["rouge_accuracy"], scores["bleu_accuracy"]) == (None, None)
-    assert "known wrong" not in prompt_for("question", "truth", read.test[1], "A sentence.")
 
 
 def test_alpaca_joins_the_input_and_leaves_out_empty_outputs(data):
@@ -258,16 +246,12 @@ def test_a_cell_of_another_type_is_named_with_its_place(stem, tmp_path, damaged)
         ({"mc1_targets": {"Yes.": 1, "No.": 1}}, "answers of which one is true"),
         ({"mc1_targets": {"Yes.": 2, "No.": 1}}, "answers with the labels 1 and 0"),
         ({"mc1_targets": ["Yes."]}, "answers with the labels 1 and 0"),
-        ({"question": "Which?"}, "one that mc_task_v1 has too"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(change, problem, tmp_path, damaged):
     name = damaged("truthfulqa/mc_task_v1", lambda rows: [rows[0] | change, *rows[1:]])
     message = refusal(name, data=tmp_path)
-    place = "mc_task_v1.jsonl:1: the field 'mc1_targets'"
-    if "question" in change:
-        place = "truthfulqa_v1.jsonl:817: the field 'Question'"
-    assert f"{place} must be {problem}, got " in message
+    assert f"mc_task_v1.jsonl:1: the field 'mc1_targets' must be {problem}, got " in message
 
 
 def test_a_seed_draws_the_same_rows_in_their_order_and_ground_apart_from_test(data):
@@ -291,15 +275,10 @@ def test_the_hash_is_that_of_the_rows_in_use_in_their_order(data, tmp_path, dama
 
     whole = hash_of(lambda rows: rows)
     assert whole == read_benchmark("halueval-dialogue", data=data).hash
-    assert len(whole) == 64
     assert hash_of(lambda rows: [*rows[:650], *reversed(rows[650:])]) == whole  # not in use
     assert hash_of(lambda rows: [*reversed(rows[:100]), *rows[100:]]) != whole
     assert hash_of(lambda rows: rows, test=499) != whole
     assert hash_of(lambda rows: [rows[0] | {"right_response": "No."}, *rows[1:]]) != whole
-    # What only a judge reads shapes the result too.
-    assert hash_of(lambda rows: [*rows[:100], rows[100] | {"knowledge": ""}, *rows[101:]]) != (
-        whole
-    )
 
 
 def test_the_facts_are_shipped_with_choices_and_categories():

@@ -14,10 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import contrast_pairs
 import matcher_data
 import train_matcher
-from matcher_data import Held, Pair, Space
+from matcher_data import Held, Pair
 from train_matcher import Judged, PairModel, PairTokenizer, Settings, TrainingData
-
-from trueline.types import Example
 
 HERBS = "00000001 13 n 01 herb 0 000 | a plant\n" + "".join(
     f"0000000{n} 13 n 01 {word} 0 001 @ 00000001 n 0000 | an herb\n"
@@ -49,14 +47,6 @@ def test_a_word_is_swapped_for_a_sibling_that_the_answer_does_not_name(contrasts
     assert "sibling" not in made(contrasts, pair)
 
 
-def test_a_day_is_swapped_only_where_the_question_depends_on_it(contrasts):
-    assert "group" not in made(contrasts, BASE)  # the answer holds for any
-    day = made(contrasts, replace(BASE, answers=("Yes.",)))["group"]
-    assert day.startswith("Can I grow basil on ")
-    aside = replace(BASE, question="It is Monday. Can I grow basil?", answers=("Yes.",))
-    assert "group" not in made(contrasts, aside)
-
-
 def test_pairs_near_to_a_held_text_in_any_order_of_words_are_dropped_and_counted():
     held = Held(["When does the reading room open?", "Who pays?"])
     again, other = "open the reading room when does", "When does the reading club open?"
@@ -76,32 +66,6 @@ def test_faqs_to_train_on_and_to_calibrate_and_test_on_are_different_ones():
     assert (len(train), len(calibration), len(fitted), len(held)) == (74, 10, 33, 11)
     assert not train & calibration
     assert not fitted & held
-
-
-class FirstWords:
-    """Nearness by the first letters of a text."""
-
-    def examples(self, space, texts, most):
-        return [
-            sorted(space.examples, key=lambda one: one.question[:3] != text[:3])[:most]
-            for text in texts
-        ]
-
-
-def test_a_question_meets_its_example_and_the_nearest_others():
-    examples = [
-        Example(f"{name} hours", ["Nine to five."], id=name) for name in ("Cafe", "Pool", "Gym")
-    ]
-    asked = matcher_data.Asked("Pool times?", ("Pool",), ("Gym",), "faqs/plain")
-    groups = matcher_data.space_pairs(
-        random.Random(0), Space("spa", examples, [asked]), FirstWords(), ["Is the moon round?"]
-    )
-    assert [(one.example, one.label) for one in groups[0]] == [
-        ("Pool hours", 1),
-        ("Gym hours", 0),
-        ("Cafe hours", 0),
-    ]
-    assert {one.label for one in groups[-1]} == {0}  # of the unrelated question
 
 
 def test_a_long_answer_is_truncated_first(embedder_folder):

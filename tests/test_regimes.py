@@ -196,9 +196,7 @@ def test_questions_of_the_user_probe_with_their_own_regimes(tmp_path):
     ("row", "problem"),
     [
         ({"regime": "near miss", "id": "fact-1"}, "near miss has 1 id; near miss"),
-        ({"regime": "styled", "id": ""}, "styled has 0 ids"),
         ({"regime": "hard", "id": ""}, "regime must be one of exact, paraphrase, "),
-        ({"id": ["fact-1", "fact-2"]}, "None has 2 ids"),
         ({"id": ["fact-1", "fact-9"], "regime": "double"}, "no example has the id 'fact-9'"),
     ],
 )
@@ -237,25 +235,20 @@ def share(cell, key):
 
 def test_locality_is_the_share_of_answers_that_are_the_plain_models_token_for_token(finished):
     cells = {cell.head.method: cell for cell in read_results(finished).cells}
-    plain = {line.sample: line for line in cells["greedy"].answers}
+    own = {line.sample: line for line in cells["greedy"].answers}
     assert share(cells["greedy"], "near_miss") == 1.0
     for name in ("rad", "kate"):
         local = [line for line in cells[name].answers if line.regime == "near miss"]
         assert len(local) == 2
-        same = [line.token_hash == plain[line.sample].token_hash for line in local]
+        same = [line.token_hash == own[line.sample].token_hash for line in local]
         assert share(cells[name], "near_miss") == sum(same) / 2
-        assert [line.text == plain[line.sample].text for line in local] == same
+        assert [line.text == own[line.sample].text for line in local] == same
     assert share(cells["kate"], "near_miss") == 0.0  # another prompt, another answer
     assert share(cells["kate"], "unrelated") is None
-
-
-def test_without_a_plain_row_locality_is_unknown(finished):
     lines = read_written(finished / "results.jsonl")[0]
-    plain = next(line.cell for line in lines if getattr(line, "is_plain", False))
-    others = [line for line in lines if getattr(line, "cell", "") != plain]
-    for cell in gather_cells(others):
-        assert share(cell, "near_miss") is None
-        assert share(cell, "efficacy") is not None
+    plain = cells["greedy"].id
+    for cell in gather_cells(line for line in lines if getattr(line, "cell", "") != plain):
+        assert share(cell, "near_miss") is None  # there is no plain row to compare with
 
 
 def test_planted_answers_give_the_worked_shares(finished):
@@ -326,18 +319,11 @@ def test_what_is_right_is_what_another_program_counted(kept, method):
     }
 
 
-@pytest.mark.parametrize(
-    ("measure", "counts"),
-    [
-        ("near_miss", (131, 136)),  # 5 of 136 were changed
-        ("unrelated", (500, 500)),
-        ("form", (30 + 9, 51 + 21)),  # styled and mid-text
-    ],
-)
-def test_what_stays_and_what_form_is_kept_is_what_another_program_counted(
-    kept, measure, counts
-):
-    assert kept.shares("smollm2-135m")[measure, "corrective"] == counts
+def test_what_stays_and_what_form_is_kept_is_what_another_program_counted(kept):
+    shares = kept.shares("smollm2-135m")
+    found = {key: shares[key, "corrective"] for key in ("near_miss", "unrelated", "form")}
+    # 5 of 136 near misses were changed; forms are those of styled and mid-text questions
+    assert found == {"near_miss": (131, 136), "unrelated": (500, 500), "form": (39, 72)}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +25,6 @@ from trueline.lab.findings import (
 )
 from trueline.lab.judges.questions import About, Task
 from trueline.lab.leaks import leak_note
-from trueline.lab.measures import Column
 from trueline.lab.report.plots import plots_of
 from trueline.lab.report.tables import (
     MARK,
@@ -129,7 +128,17 @@ def report_of(
     plots = plots_of(tables) if has_plots else [()] * len(tables)
     for table, drawn in zip(tables, plots, strict=True):
         hashes = {cell.head.data_hash for cell in table.cells}
-        notes = [*_judge_notes(table), *agreement_notes(table.cells)]
+        notes = []
+        for judge in table.judges:
+            lines = [x for cell in table.cells for x in cell.verdicts if x.judge == judge]
+            unread = sum(line.label is None for line in lines)
+            bought = [line for line in lines if not line.is_cached]
+            tokens = sum(line.prompt_tokens + line.answer_tokens for line in bought)
+            costs = [line.cost for line in bought if line.cost is not None]
+            cost = f", {sum(costs):.4f} US dollars" if costs else ""
+            counts = f"{len(lines)} verdicts, {unread} unscored, {tokens} tokens{cost}"
+            notes.append(f"Judge {judge}: {counts}.")
+        notes += agreement_notes(table.cells)
         notes += [f"{leak_note(x)}." for x in results.leaks if x.data_hash in hashes]
         grids = (*grids_of(table), *filter(None, [answers_grid(table)]))
         warned, facts = warnings_of(table), facts_of(table.cells)
@@ -202,19 +211,6 @@ def warnings_of(table: Table) -> tuple[str, ...]:
     bare = [row.label for row in grounded if not table.controls_of(row)]
     found += [f"{', '.join(bare)}: {WITHOUT}"] if bare else []
     return (*found, *warnings(table.cells))
-
-
-def _judge_notes(table: Table) -> Iterator[str]:
-    """For each judge its verdicts and their cost."""
-    for judge in table.judges:
-        lines = [x for cell in table.cells for x in cell.verdicts if x.judge == judge]
-        unread = sum(line.label is None for line in lines)
-        bought = [line for line in lines if not line.is_cached]
-        tokens = sum(line.prompt_tokens + line.answer_tokens for line in bought)
-        costs = [line.cost for line in bought if line.cost is not None]
-        cost = f", {sum(costs):.4f} US dollars" if costs else ""
-        counts = f"{len(lines)} verdicts, {unread} unscored, {tokens} tokens{cost}"
-        yield f"Judge {judge}: {counts}."
 
 
 def facts_of(cells: Sequence[CellResults]) -> tuple[tuple[str, str], ...]:
@@ -296,42 +292,37 @@ def as_csv(tables: Sequence[Table]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_HEAD.split(","), lineterminator="\n")
     writer.writeheader()
-    for table in tables:
-        for row in (*table.rows, *table.controls):
-            for column in table.columns:
-                if column.id in row.values:
-                    line = _csv_line(table, row, column)
-                    writer.writerow({name: _csv_text(x) for name, x in line.items()})
+    every = ((table, row) for table in tables for row in (*table.rows, *table.controls))
+    for table, row in every:
+        for column in (one for one in table.columns if one.id in row.values):
+            value, measure = row.values[column.id], column.measure
+            counts, change = row.counts[measure.task], value.difference
+            numbers = {name: getattr(value, name) for name in ("mean", "low", "high", "spread")}
+            if change is not None:
+                numbers |= {"difference": change.mean}
+                numbers |= {"difference_low": change.low, "difference_high": change.high}
+            scale = 100 if measure.is_percent else 1
+            line = {
+                "model": table.model,
+                "dtype": row.first.head.dtype,
+                "benchmark": table.benchmark,
+                "label": row.label,
+                "method": row.method,
+                "measure": measure.key,
+                "judge": column.judge,
+                "unit": "percent" if measure.is_percent else "",
+                "seeds": len({cell.head.seed for cell in row.cells}),
+                "control": row.control,
+                "is_best": int(value.is_best),
+                "to_come": counts.left,
+                "to_be_judged": value.to_come,
+                "is_indicative": int(column.id in table.indicative),
+                **{name: None if x is None else scale * x for name, x in numbers.items()},
+                **{x: getattr(value, x) for x in "n unscored p p_holm effect".split()},
+                **{x: getattr(counts, x) for x in "answered failed skipped cut_off".split()},
+            }
+            writer.writerow({name: _csv_text(x) for name, x in line.items()})
     return out.getvalue()
-
-
-def _csv_line(table: Table, row: MethodRow, column: Column) -> dict[str, Any]:
-    value, measure = row.values[column.id], column.measure
-    counts, change = row.counts[measure.task], value.difference
-    numbers = {name: getattr(value, name) for name in ("mean", "low", "high", "spread")}
-    if change is not None:
-        numbers |= {"difference": change.mean}
-        numbers |= {"difference_low": change.low, "difference_high": change.high}
-    scale = 100 if measure.is_percent else 1
-    return {
-        "model": table.model,
-        "dtype": row.first.head.dtype,
-        "benchmark": table.benchmark,
-        "label": row.label,
-        "method": row.method,
-        "measure": measure.key,
-        "judge": column.judge,
-        "unit": "percent" if measure.is_percent else "",
-        "seeds": len({cell.head.seed for cell in row.cells}),
-        "control": row.control,
-        "is_best": int(value.is_best),
-        "to_come": counts.left,
-        "to_be_judged": value.to_come,
-        "is_indicative": int(column.id in table.indicative),
-        **{name: None if x is None else scale * x for name, x in numbers.items()},
-        **{name: getattr(value, name) for name in "n unscored p p_holm effect".split()},
-        **{name: getattr(counts, name) for name in "answered failed skipped cut_off".split()},
-    }
 
 
 def _csv_text(value: str | float | None) -> str:

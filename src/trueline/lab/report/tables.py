@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from trueline.lab.findings import can_gain, effect_of, key_of
 from trueline.lab.measures import (
@@ -33,19 +33,15 @@ _SPACE = ("context", "embedder")  # the same, within the rows of one method
 _ANSWERED = ("temperature", "max_new_tokens", "stop")  # the same, for generated answers
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """The numbers of samples of one task in a row, over its seeds."""
 
     wanted: int  # samples in all
     answered: int
     failed: int
+    left: int
     skipped: int  # samples of the benchmark that the task cannot use
     cut_off: int  # answers that reached the limit of new tokens
-
-    @property
-    def left(self) -> int:
-        return self.wanted - self.answered - self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +79,8 @@ class MethodRow:
             failed = sum(len(cell.failed) for cell in cells)
             wanted = max(sum(cell.head.samples for cell in cells), answered + failed)
             skipped = sum(max(0, cell.head.test - cell.head.samples) for cell in cells)
-            cut_off = sum(cell.cut_off for cell in cells)
-            found[task] = Counts(wanted, answered, failed, skipped, cut_off)
+            cut_off, left = sum(cell.cut_off for cell in cells), wanted - answered - failed
+            found[task] = Counts(wanted, answered, failed, left, skipped, cut_off)
         return found
 
 
@@ -218,6 +214,11 @@ class Sweep:
 
 def sweeps_of(table: Table) -> list[Sweep]:
     """Every setting with three values or more while the others are equal."""
+
+    def order(point: tuple[Any, MethodRow]) -> tuple[bool, Any]:  # numbers by size, then words
+        is_word = not isinstance(point[0], int | float)
+        return is_word, str(point[0]) if is_word else point[0]
+
     plain = next((row for row in table.rows if row.is_plain), None)
     curves: dict[tuple[str, str], dict[str, dict[str, tuple[Any, MethodRow]]]] = {}
     for row in table.rows:  # curves by method and setting, then by the other settings
@@ -233,15 +234,9 @@ def sweeps_of(table: Table) -> list[Sweep]:
             differing = [n for n, x in others.items() if any(x != y.get(n) for y in rests)]
             rest = ", ".join(f"{n}={others[n]}" for n in differing)
             if len(points) >= 3:
-                values, rows = zip(*sorted(points.values(), key=_by_value), strict=True)
+                values, rows = zip(*sorted(points.values(), key=order), strict=True)
                 found.append(Sweep(method, name, values, rows, plain, rest))
     return found
-
-
-def _by_value(point: tuple[Any, MethodRow]) -> tuple[bool, float, str]:
-    """Numbers by size, then words."""
-    is_number = isinstance(point[0], int | float)
-    return (not is_number, point[0] if is_number else 0.0, str(point[0]))
 
 
 def swept_settings(cell: CellResults) -> dict[str, Any]:
