@@ -3,7 +3,7 @@
 import pytest
 
 from trueline.errors import SettingError
-from trueline.lab.plan import KEYS, BuildOptions, Plan, Variant, plan_from, read_plan_table
+from trueline.lab.plan import BuildOptions, Plan, Variant, plan_from, read_plan_table
 from trueline.types import Sampling
 
 LEAST = {"benchmarks": ["facts"], "methods": ["greedy", "rad"], "controls": False}
@@ -15,14 +15,10 @@ def test_a_short_plan_has_the_defaults_of_the_paper():
     assert plan.variants == (Variant("greedy"), Variant("rad", {}, BuildOptions(context=8)))
     assert (plan.ground, plan.tasks, plan.seeds) == (100, ("generate",), (0,))
     assert plan.sampling == Sampling(max_new_tokens=64, temperature=0.0)
-    plan = plan_from({**LEAST, "ground": "all", "test": "all"})
-    assert (plan.test, plan.ground) == (None, None)
-
-
-def test_options_of_sampling_are_keys_of_a_plan():
     plan = plan_from({**LEAST, "temperature": 0.7, "top_k": 5, "stop": ["Q:"], "seeds": [0, 1]})
     assert plan.sampling == Sampling(temperature=0.7, top_k=5, stop=("Q:",))
-    assert not {"seed", "trace", "logprobs"} & {*KEYS}
+    plan = plan_from({**LEAST, "ground": "all", "test": "all"})
+    assert (plan.test, plan.ground) == (None, None)
 
 
 def test_a_sweep_is_every_combination_of_its_values():
@@ -82,14 +78,10 @@ def test_methods_that_look_at_no_windows_are_built_no_entries_and_swept_over_non
 NUMBER = r"must lie in \[{}, 1e\+09\], got"
 MISTAKES = [  # one a check; tests/hostile/test_plan_attacks.py gives every key odd values
     ({"out": "\0"}, "out must be a text or none, got"),
-    ({"models": []}, r"models must be a list, each a text, got \[\]"),
     ({"methods": ["rat"]}, "there is no method 'rat'; there are greedy, corrective, rad, "),
     ({"tasks": ["chat"]}, r"tasks must be a list, each one of generate, choose, got"),
     ({"variants": [{"beta": 0.5}]}, "variants must be a list, each a table with a method"),
-    ({"ground": "few"}, "ground must be a whole number or \"all\" or none, got 'few'"),
     ({"test": 0}, "test " + NUMBER.format(1)),
-    ({"draw": -1}, "draw " + NUMBER.format(0)),
-    ({"rule": "x"}, "rule must be one of answered, all, got 'x'"),
     ({"as": "x"}, "as must be \"paper\" or none, got 'x'"),
     ({"seeds": [0, 1]}, "seeds has several, which needs a temperature above 0"),
     ({"bertscore": "folder"}, "bertscore and bertscore_layers go together"),
@@ -99,7 +91,6 @@ MISTAKES = [  # one a check; tests/hostile/test_plan_attacks.py gives every key 
     ({"max_new_tokens": 10**10}, "max_new_tokens " + NUMBER.format(1)),
     ({"top_k": 3}, "top_k, top_p and seed need a temperature above 0"),
     ({"stop": "\ud800"}, "stop has a value that results cannot hold: .* surrogates"),
-    ({"settings": {"rad": 3}}, "settings must be a table, each value a table"),
     ({"settings": {"rad": {"alhpa": 1}}}, "rad has no setting 'alhpa'; it has alpha, tau"),
     ({"settings": {"rad": {"alpha": 3.0}}}, r"rad: alpha must lie in \[0, 1\], got 3.0"),
     ({"settings": {"kate": {"k": 3}}}, "settings has 'kate', which is none of the methods"),
@@ -109,8 +100,6 @@ MISTAKES = [  # one a check; tests/hostile/test_plan_attacks.py gives every key 
     ({"sweep": {"build.context": [4]}, "methods": ["kate"]}, "sweep has 'build.context'"),
     ({"sweep": {f"rad.{n}": [0] * 50 for n in ("alpha", "tau", "beta")}}, "more than 1,000"),
     ({"build": {"depth": 1}}, "'build.depth' is not a key; the keys are context, window, "),
-    ({"build": {"rad": {"context": 0}}}, "build.rad.context " + NUMBER.format(1)),
-    ({"judge": {"tries": 0}}, r"judge.tries must lie in \[1, 100\], got 0"),
     ({"judge": {"per_hour": 3}}, "'judge.per_hour' is not a key; the keys are concurrency"),
     ({"\x1b[31m": 1}, r"'\\x1b\[31m' is not a key; the keys are out, models"),
 ]

@@ -61,7 +61,8 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     heads = [(head.label, head.task) for head in lines_in(tmp_path, CellLine)]
     assert heads == [(m, task) for m in ("greedy", "rad") for task in ("generate", "choose")]
     texts = (tmp_path / "results.jsonl").read_bytes().splitlines()
-    fields = {kind: " ".join(json.loads(texts[at])) for kind, at in FIRST.items()}
+    first = {"answer": 1, "choice": 8, "done": 6, "verdict": -1}
+    fields = {kind: " ".join(json.loads(texts[at])) for kind, at in first.items()}
     assert fields == {
         "answer": "kind cell sample index question text tokens finish prompt_tokens "
         "prompt_hashes seconds decoding_seconds scores confidence hits flipped entropy "
@@ -73,9 +74,6 @@ def test_a_run_writes_the_lines_of_the_format(table, tmp_path):
     }
     assert {(cell.done, cell.failed, cell.is_done) for cell in outcome.cells} == {(5, 0, True)}
     assert outcome.stopped is None
-
-
-FIRST = {"answer": 1, "choice": 8, "done": 6, "verdict": -1}
 
 
 def test_answers_and_choices_are_those_of_the_library(table, embedder, tmp_path):
@@ -386,7 +384,7 @@ import sacrebleu, torch
 import rouge_score.rouge_scorer
 import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama
 import trueline.lab.judges.offline, trueline.lab.run, trueline.decode.generate
-import trueline.decode.generate, trueline.space
+import trueline.space
 from kill_points import KillPoints
 from trueline.cli import main
 

@@ -122,9 +122,6 @@ def test_a_plan_alone_cannot_have_code_run(tmp_path, monkeypatch):
     assert (done.exit_code, given) == (0, [True])
 
 
-LONG = "x" * 300
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -132,10 +129,7 @@ LONG = "x" * 300
         (["--benchmark", "wikiqa", "--data", "FILE"], "there is no data folder"),
         (["--benchmark", "FOLDER"], "there is no benchmark and no file"),
         (["--benchmark", "facts", "--out", "FILE"], "cannot be written (File exists)"),
-        (["--benchmark", "facts", "--out", LONG], "cannot be written (File name too long)"),
-        (["--benchmark", "facts", "--out", "/proc/self/x"], "cannot be written"),
         (["--benchmark", "facts", "--test", "9" * 5_000], "test must be a whole number"),
-        (["--benchmark", "facts", "--temperature", "inf"], "temperature must be 0 or more"),
     ],
 )
 def test_odd_paths_and_numbers_of_eval_are_one_line(flags, message, tmp_path, monkeypatch):
@@ -227,7 +221,8 @@ def test_mutated_plans_are_refused_or_planned(data, embedder, tmp_path, monkeypa
                     given = read_plan_table(path)
                 plan = plan_from(given, "run.toml")
                 cells = list(plan_cells(plan, lm, space))
-                if is_cheap(plan) and counts["run"] < (40 if IS_LONG else 3):
+                is_cheap = plan.sampling.max_new_tokens <= 4 and len(plan.variants) <= 8
+                if is_cheap and counts["run"] < (40 if IS_LONG else 3):
                     run_plan(plan, tmp_path / f"out-{number}", max_samples=1)
                     counts["run"] += 1
         except TruelineError as error:
@@ -242,14 +237,6 @@ def test_mutated_plans_are_refused_or_planned(data, embedder, tmp_path, monkeypa
             json.loads(json.dumps(cell.head.settings))
     print(f"plans: {counts}")
     assert min(counts.values()) > 0
-
-
-def is_cheap(plan) -> bool:
-    return (
-        plan.sampling.max_new_tokens <= 4
-        and len(plan.variants) <= 8
-        and len(plan.benchmarks) == 1
-    )
 
 
 def is_sound(plan) -> bool:

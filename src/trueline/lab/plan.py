@@ -246,6 +246,7 @@ def _types(cls: type, *without: str) -> Table:
 
 # A plan has its own `seeds`; a run sets the others.
 SAMPLING = _types(Sampling, "seed", "stop_ids", "trace", "logprobs")
+# Ranges that results can hold.
 _HELD: Table = {"max_new_tokens": Count, "temperature": Annotated[float, Between(0, _MOST)]}
 KEYS: Table = {  # with their types
     one.encode_name: one.type for one in msgspec.structs.fields(Plan) if one.name != "sampling"
@@ -358,7 +359,13 @@ def plan_from(table: Mapping[str, Any], where: str = "the plan") -> Plan:
         problems.append(str(error))
     if not problems:
         plan = msgspec.convert({**values, "sampling": given}, Plan)
-        problems += _variant_mistakes(plan)
+        if len(plan.seeds) > 1 and not plan.sampling.is_sampled:
+            problems.append("seeds has several, which needs a temperature above 0")
+        for variant in plan.variants:
+            try:
+                check_settings(variant.method, variant.settings)
+            except TruelineError as error:
+                problems.append(f"{variant.method}: {error}")
     if problems:
         problems = list(dict.fromkeys(problems))
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
@@ -426,13 +433,3 @@ def _sweep_mistakes(sweep: Table, methods: Sequence[str]) -> Iterator[str]:
     counts = (prod(len(sweep[key]) for key in _swept_keys(m, sweep)) for m in methods)
     if sum(counts) > _MOST_VARIANTS:
         yield f"sweep makes more than {_MOST_VARIANTS:,} variants of the methods"
-
-
-def _variant_mistakes(plan: Plan) -> Iterator[str]:
-    if len(plan.seeds) > 1 and not plan.sampling.is_sampled:
-        yield "seeds has several, which needs a temperature above 0"
-    for variant in plan.variants:
-        try:
-            check_settings(variant.method, variant.settings)
-        except TruelineError as error:
-            yield f"{variant.method}: {error}"

@@ -155,11 +155,6 @@ class CellLine(MethodPart, frozen=True, kw_only=True, tag="cell"):
     def embedder(self) -> str | None:
         return None if self.space is None else self.space.built.get("embedder")
 
-    @property
-    def conditions(self) -> str:
-        """Everything but the method that shapes an answer."""
-        return repr((self.part(ModelPart), self.part(DecodingPart), self.benchmark))
-
 
 class SampleLine(PartOfCell, frozen=True, kw_only=True):
     """The line of one sample."""
@@ -474,9 +469,11 @@ def gather_cells(lines: Iterable[ResultLine]) -> tuple[CellResults, ...]:
         order = {line.sample: line.index for line in rest if isinstance(line, SampleLine)}
         rest.sort(key=lambda line: order.get(getattr(line, "sample", ""), -1))
         answers = tuple(line for line in rest if isinstance(line, AnswerLine))
+        # Everything but the method that shapes an answer.
+        shape = repr((head.part(ModelPart), head.part(DecodingPart), head.benchmark))
         if head.is_plain:
             hashes = {line.sample: line.token_hash for line in answers if line.token_hash}
-            plain.setdefault(head.conditions, {}).update(hashes)
+            plain.setdefault(shape, {}).update(hashes)
         cells.append(
             CellResults(
                 head,
@@ -485,7 +482,7 @@ def gather_cells(lines: Iterable[ResultLine]) -> tuple[CellResults, ...]:
                 tuple(line for line in rest if isinstance(line, FailedLine)),
                 tuple(line for line in rest if isinstance(line, VerdictLine)),
                 next((line for line in rest if isinstance(line, DoneLine)), None),
-                plain.setdefault(head.conditions, {}),
+                plain.setdefault(shape, {}),
             )
         )
     return tuple(cells)

@@ -13,6 +13,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from trueline.errors import ClusterError, SettingError
+from trueline.lab import metrics, results
 from trueline.lab.benchmarks.tables import Benchmark, Choices, Sample
 from trueline.lab.cells import (
     Cell,
@@ -28,16 +29,6 @@ from trueline.lab.findings import agreement_notes, effect_notes, warnings
 from trueline.lab.judges import questions_for
 from trueline.lab.leaks import leak_line, leak_note
 from trueline.lab.measures import CellSummary, summarize_cell
-from trueline.lab.metrics import (
-    BertScore,
-    bleu,
-    closer_to_truth,
-    mc1,
-    mc2,
-    mc3,
-    probe_scores,
-    rouge_l,
-)
 from trueline.lab.plan import (
     BuildOptions,
     Confidence,
@@ -45,20 +36,6 @@ from trueline.lab.plan import (
     Plan,
     References,
     controlled_examples,
-)
-from trueline.lab.results import (
-    AnswerLine,
-    CellLine,
-    ChoiceLine,
-    DoneLine,
-    FailedLine,
-    Journal,
-    LeaksLine,
-    SampleLine,
-    VerdictLine,
-    gather_cells,
-    open_journal,
-    replace_line,
 )
 from trueline.settings import Between, check_value
 from trueline.text import counted
@@ -77,7 +54,7 @@ _SEEDS_APART = 1_000_003  # so that no sample of one seed draws like a sample of
 _JUDGED = 64  # answers a judge gets at once: enough to keep a service busy
 
 
-def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
+def sample_lines(cell: Cell, batch: Batch) -> list[results.SampleLine]:
     """The lines of a chunk of samples, one each and in their order."""
     try:
         if cell.head.task == "choose":
@@ -87,10 +64,12 @@ def sample_lines(cell: Cell, batch: Batch) -> list[SampleLine]:
         if len(batch) > 1:  # each alone, to know which one failed
             return [line for one in batch for line in sample_lines(cell, [one])]
         ((index, sample),) = batch
-        return [FailedLine(cell=cell.id, sample=sample.id, index=index, reason=str(error))]
+        return [
+            results.FailedLine(cell=cell.id, sample=sample.id, index=index, reason=str(error))
+        ]
 
 
-def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
+def _answers(cell: Cell, batch: Batch) -> Iterator[results.AnswerLine]:
     """An answer to each sample with its share of the seconds."""
     from trueline.decode.generate import generate
 
@@ -112,7 +91,7 @@ def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
     scores = [
         text_scores(sample, answer.text, stemmer=stemmer, references=which)
         if sample.probe is None
-        else dict(probe_scores(sample.probe, answer.text, answer.finish == "length"))
+        else dict(metrics.probe_scores(sample.probe, answer.text, answer.finish == "length"))
         for (_, sample), answer in zip(batch, answers, strict=True)
     ]
     known = [number for number, (_, sample) in enumerate(batch) if sample.answers]
@@ -120,7 +99,7 @@ def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
         most = None if which == "all" else 1
         references = [batch[number][1].answers[:most] for number in known]
         texts = [answers[number].text for number in known]
-        values = BertScore(*cell.encoder).scores(texts, references)
+        values = metrics.BertScore(*cell.encoder).scores(texts, references)
         for number, value in zip(known, values, strict=True):
             scores[number]["bertscore"] = _rounded(value, 5)
     for (index, sample), answer, own in zip(batch, answers, scores, strict=True):
@@ -130,7 +109,7 @@ def _answers(cell: Cell, batch: Batch) -> Iterator[AnswerLine]:
             step.final[0].token != step.base[0].token if cell.head.temperature else step.flipped
             for step in steps
         )
-        yield AnswerLine(
+        yield results.AnswerLine(
             cell=cell.id,
             sample=sample.id,
             index=index,
@@ -162,10 +141,10 @@ def text_scores(
     truthful, wrong = sample.answers, sample.wrong_answers
     compared = truthful if references == "all" else truthful[:1]
     scores = {
-        "rouge_l": rouge_l(text, compared, stemmer=stemmer) if compared else None,
-        "bleu": bleu(text, truthful) if truthful else None,
-        "rouge_accuracy": closer_to_truth(text, truthful, wrong, rouge_l),
-        "bleu_accuracy": closer_to_truth(text, truthful, wrong, bleu),
+        "rouge_l": metrics.rouge_l(text, compared, stemmer=stemmer) if compared else None,
+        "bleu": metrics.bleu(text, truthful) if truthful else None,
+        "rouge_accuracy": metrics.closer_to_truth(text, truthful, wrong, metrics.rouge_l),
+        "bleu_accuracy": metrics.closer_to_truth(text, truthful, wrong, metrics.bleu),
     }
     return {name: _rounded(value, 6) for name, value in scores.items()}
 
@@ -183,7 +162,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None or not isfinite(value) else round(value, digits)
 
 
-def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine:
+def _choice(cell: Cell, index: int, sample: Sample) -> results.ChoiceLine:
     from trueline.decode.generate import score
 
     begun = perf_counter()
@@ -192,15 +171,15 @@ def _choice(cell: Cell, index: int, sample: Sample) -> ChoiceLine:
     scores = score(cell.lm, cell.method, sample.question, texts)
     by_text = {text: round(value, 5) for text, value in zip(texts, scores, strict=True)}
     ones, many = ([by_text[text] for text in choices.texts] for choices in (single, multiple))
-    return ChoiceLine(
+    return results.ChoiceLine(
         cell=cell.id,
         sample=sample.id,
         index=index,
         single=tuple(_rounded(value, 5) for value in ones),
         multiple=tuple(_rounded(value, 5) for value in many),
-        mc1=mc1(ones, single.is_true) if sample.single else None,
-        mc2=round(mc2(many, multiple.is_true), 6) if sample.multiple else None,
-        mc3=round(mc3(many, multiple.is_true), 6) if sample.multiple else None,
+        mc1=metrics.mc1(ones, single.is_true) if sample.single else None,
+        mc2=round(metrics.mc2(many, multiple.is_true), 6) if sample.multiple else None,
+        mc3=round(metrics.mc3(many, multiple.is_true), 6) if sample.multiple else None,
         seconds=round(perf_counter() - begun, 4),
     )
 
@@ -225,7 +204,7 @@ class _Run:
 
     plan: Plan
     folder: Path
-    journal: Journal
+    journal: results.Journal
     on: Cluster | None  # whose workers answer; None: this process does
     progress: OnLabelledProgress
     deadline: float
@@ -265,13 +244,13 @@ def run_plan(
         on = replace(on, threads=plan.threads)
     progress = progress or (lambda label, done, total: None)
     folder, stopped, threads = Path(folder), None, torch.get_num_threads()
-    with open_journal(folder) as journal:
+    with results.open_journal(folder) as journal:
         run = _Run(plan, folder, journal, on, progress, deadline, max_samples or inf)
         benchmarks = [benchmark_of(plan, name) for name in plan.benchmarks]
         # A missing extra, encoder or key of a judge shows before anything is run.
         text_scores(Sample("a", "a", ("a",)), "a")
         if plan.encoder is not None:
-            BertScore(*plan.encoder).scores([], [])
+            metrics.BertScore(*plan.encoder).scores([], [])
         judges = judges_of(plan, run.models)
         if lines := journal.dropped:
             run.notes.append(f"{counted(lines, 'line')} cut short by a kill: done again")
@@ -285,7 +264,7 @@ def run_plan(
             stopped = str(reason)
         finally:
             torch.set_num_threads(threads)
-    by_id = {cell.id: cell for cell in gather_cells(journal.lines)}
+    by_id = {cell.id: cell for cell in results.gather_cells(journal.lines)}
     cells = [by_id[id] for id in run.begun]
     notes = run.notes + warnings(cells) + effect_notes(cells) + agreement_notes(cells)
     return RunOutcome(folder, [summarize_cell(cell) for cell in cells], notes, stopped)
@@ -299,8 +278,8 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
     for benchmark in benchmarks:
         spaces: Spaces = {}
         cells = {cell.id: cell for cell in _cells(run, lm, benchmark, spaces)}
-        ready = {id: len(journal.lines_of(id, SampleLine)) for id in cells}
-        left = {id: x for id, x in cells.items() if not journal.lines_of(id, DoneLine)}
+        ready = {id: len(journal.lines_of(id, results.SampleLine)) for id in cells}
+        left = {id: x for id, x in cells.items() if not journal.lines_of(id, results.DoneLine)}
         starts = {id: range(ready[id], len(x.samples), size) for id, x in left.items()}
         chunks = [(id, start) for id in left for start in starts[id]]
         lines_of = partial(_chunk_lines, cells, size)
@@ -313,8 +292,8 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
             if id not in left:
                 continue
             cell.method.check(lm)
-            if not journal.lines_of(id, CellLine):
-                journal.append([replace_line(cell.head, machine=machine(run.on))])
+            if not journal.lines_of(id, results.CellLine):
+                journal.append([results.replace_line(cell.head, machine=machine(run.on))])
             for _ in starts[id]:
                 run.check_limits()
                 lines = next(answered)
@@ -322,14 +301,16 @@ def _run_model(run: _Run, model: str, benchmarks: Sequence[Benchmark]) -> None:
                 run.samples -= len(lines)
                 done += len(lines)
                 run.progress(f"{lm.id} {benchmark.name}", done, total)
-            samples = journal.lines_of(id, SampleLine)
+            samples = journal.lines_of(id, results.SampleLine)
             seconds = sum(getattr(line, "seconds", 0.0) for line in samples)
-            journal.append([DoneLine(cell=id, seconds=round(seconds, 4))])
+            journal.append([results.DoneLine(cell=id, seconds=round(seconds, 4))])
         own = (space for (_, control), space in spaces.items() if control is None)
         _find_leaks(run, lm, benchmark, next(own, None))
 
 
-def _chunk_lines(cells: dict[str, Cell], size: int, chunk: tuple[str, int]) -> list[SampleLine]:
+def _chunk_lines(
+    cells: dict[str, Cell], size: int, chunk: tuple[str, int]
+) -> list[results.SampleLine]:
     id, start = chunk  # the id of a cell, and the number of its first sample
     cell, wanted = cells[id], cells[id].head.versions
     found = versions(type(cell.method).__module__, [*wanted])
@@ -392,7 +373,7 @@ def _find_leaks(
     if all(sample.probe for sample in benchmark.test):
         return
     for line in run.journal.lines:
-        if isinstance(line, LeaksLine) and line.data_hash == benchmark.hash:
+        if isinstance(line, results.LeaksLine) and line.data_hash == benchmark.hash:
             if space is None or line.embedder == space.embedder_id:
                 break
     else:
@@ -407,14 +388,18 @@ def _run_judge(run: _Run, judge: Judge) -> None:
     journal, judge_hash = run.journal, judge.hash  # once: a local judge reads much for it
     judged, kept = set(), []
     for line in journal.lines:
-        if isinstance(line, VerdictLine) and line.judge == judge.id and line.cell in run.begun:
+        if (
+            isinstance(line, results.VerdictLine)
+            and line.judge == judge.id
+            and line.cell in run.begun
+        ):
             if not line.is_answered or line.judge_hash != judge_hash:
                 continue
             judged.add((line.cell, line.about, line.sample))
         kept.append(line)
     if len(kept) < len(journal.lines):
         journal.keep(kept)
-    answers = [x for x in kept if isinstance(x, AnswerLine) and not x.is_local]
+    answers = [x for x in kept if isinstance(x, results.AnswerLine) and not x.is_local]
     questions = [
         (benchmark, about, [line for line in answers if line.cell == cell])
         for cell, benchmark in run.begun.items()
@@ -429,7 +414,7 @@ def _run_judge(run: _Run, judge: Judge) -> None:
             items = [(benchmark.test[line.index], line.text) for line in batch]
             found = judge.judge(benchmark.task, about, items)
             verdicts = [
-                VerdictLine(
+                results.VerdictLine(
                     cell=line.cell, sample=line.sample, judge_hash=judge_hash, **asdict(verdict)
                 )
                 for line, verdict in zip(batch, found, strict=True)
