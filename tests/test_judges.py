@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -124,21 +123,14 @@ TRUTH_REPLIES = {
         | Correct, I think, but it is partly wrong | Correct, I think, but only in part""",
 }
 HALLUCINATION_REPLIES = {
-    True: "hallucinated",
-    False: "not hallucinated | No, it isn't hallucinated",
+    True: f"{REPLIES[True]} | hallucinated",
+    False: f"{REPLIES[False]} | not hallucinated | No, it isn't hallucinated",
     None: "Correct | No, it is hallucinated | Yes. The reply is not hallucinated.",
 }
+READ = {"info": REPLIES, "truth": TRUTH_REPLIES, "hallucination": HALLUCINATION_REPLIES}
 
 
-@pytest.mark.parametrize(
-    ("about", "replies"),
-    [
-        ("info", REPLIES),
-        ("hallucination", REPLIES),
-        ("truth", TRUTH_REPLIES),
-        ("hallucination", HALLUCINATION_REPLIES),
-    ],
-)
+@pytest.mark.parametrize(("about", "replies"), READ.items())
 @pytest.mark.parametrize("label", [True, False, None])
 def test_a_reply_is_read_as_one_verdict_or_as_none(about, replies, label):
     for raw in re.split(r"\s\| ", replies[label]):
@@ -153,22 +145,14 @@ def test_the_truth_question_shows_what_is_known_and_the_answer_last():
     assert prompt.endswith("Answer to judge: It {wrong} dissolves.")
     alone = prompt_for("question", "truth", Sample("1", "Why?", ("So.",)), "So")
     assert "wrong answers" not in alone
-    assert prompt_for("question", "truth", Sample("1", "Why?"), "So") is None
-
-
-def test_an_answer_no_service_can_take_is_made_one_it_can():
+    # What no service can take is made what it can.
     assert "half ? sign" in prompt_for("question", "info", GUM, "half \ud800 sign")
     assert "A: (nothing was written)" in prompt_for("question", "info", GUM, " \n")
 
 
 @pytest.mark.parametrize(
     ("name", "cost"),
-    [
-        ("cohere", (2.5, 10.0)),
-        ("gemini", (0.1, 0.4)),
-        ("openai:gpt-4o-mini", (0.15, 0.6)),
-        ("openai:some-model", None),
-    ],
+    [("cohere", (2.5, 10.0)), ("gemini", (0.1, 0.4)), ("openai:some-model", None)],
 )
 def test_every_service_gets_the_same_requests_and_verdicts_keep_their_order(name, cost):
     with serving(reply=lambda p: "Correct" if number_in(p) % 3 else "Wrong.") as server:
@@ -181,8 +165,8 @@ def test_every_service_gets_the_same_requests_and_verdicts_keep_their_order(name
     words = len(prompt_for("question", "truth", *items(1)[0]).split())
     first = verdicts[0]
     assert (first.prompt_tokens, first.answer_tokens, first.raw) == (words, 1, "Wrong.")
-    price = None if cost is None else (words * cost[0] + cost[1]) / 1e6
-    assert first.cost == (price if price is None else pytest.approx(price))
+    price = cost and pytest.approx((words * cost[0] + cost[1]) / 1e6)
+    assert first.cost == price
     assert first.judge.startswith(name)
     assert first.judge.endswith(f"@{server.url}")
 
@@ -270,16 +254,11 @@ def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
 
 
 def test_after_so_many_tries_a_verdict_is_unscored_and_the_next_run_tries_again():
-    limits = {"tries": 3, "concurrency": 1}
     with serving(faults=[500] * 3) as server:
-        verdicts = ask(server, 3, **limits)
-        assert len(server.requests) == 5
-        again = ask(server, 3, **limits)
-    assert len(server.requests) == 6
-    assert labels(verdicts) == [None, True, True]
-    assert [verdict.is_answered for verdict in verdicts] == [False, True, True]
-    assert labels(again) == [True] * 3
-    assert [verdict.is_cached for verdict in again] == [False, True, True]
+        verdicts, again = (ask(server, 3, tries=3, concurrency=1) for _ in range(2))
+    assert len(server.requests) == 5 + 1
+    assert [(x.label, x.is_answered) for x in verdicts] == [(None, False), *[(True, True)] * 2]
+    assert [(x.label, x.is_cached) for x in again] == [(True, False), *[(True, True)] * 2]
     assert re.search("HTTP 500.*tried 3 times", verdicts[0].raw)
     assert verdicts[0].cost is None
 
@@ -301,15 +280,9 @@ def test_a_refused_key_or_model_ends_the_run_and_what_was_answered_is_kept(fault
 # Keys
 
 
-@pytest.mark.parametrize(
-    ("name", "variables"),
-    [
-        ("cohere", ["COHERE_API_KEY", "CO_API_KEY"]),
-        ("gemini", ["GEMINI_API_KEY"]),
-        ("openai:gpt-4o", ["OPENAI_API_KEY"]),
-    ],
-)
-def test_a_missing_key_is_named_before_anything_is_sent(name, variables, monkeypatch):
+@pytest.mark.parametrize("name", ["cohere", "gemini", "openai:gpt-4o"])
+def test_a_missing_key_is_named_before_anything_is_sent(name, monkeypatch):
+    variables = SERVICES[name.partition(":")[0]].key_variables
     for variable in variables:
         monkeypatch.setenv(variable, " \n")
     with pytest.raises(TruelineError, match=f"needs a key .* set {' or '.join(variables)}"):
@@ -364,16 +337,12 @@ def test_a_plan_moves_no_key_to_an_address_its_user_did_not_name(name, bound, mo
 
 @pytest.mark.parametrize(
     "other",
-    [
-        "https://judge.example.org",
-        "https://judge.example.org:444/v1",
-        "https://judge.example.org.evil.example/v1",
-        "http://judge.example.org/v1",
-    ],
+    ["https://{}", "https://{}:444/v1", "https://{}.evil.example/v1", "http://{}/v1"],
 )
 def test_an_address_that_only_looks_like_ones_own_gets_no_key(other, monkeypatch):
     """Nor does the service itself get the key of the gateway that stands for it."""
     monkeypatch.setenv("TRUELINE_JUDGE_URL", "https://judge.example.org/v1")
+    other = other.format("judge.example.org")
     with pytest.raises(TruelineError, match="needs a key"):
         open_judge(f"gemini@{other}")
     assert open_judge(f"openai:m@{other}")._key == ""
@@ -403,10 +372,7 @@ def test_nothing_of_the_environment_but_the_key_goes_along(monkeypatch):
         (verdict,) = ask(server, 1)
     assert (verdict.label, proxy.requests) == (True, [])
     assert "hidden" not in f"{server.requests}"
-
-
-def test_a_proxy_that_cannot_be_is_one_line(monkeypatch):
-    monkeypatch.setenv("HTTPS_PROXY", "ftp://me:hidden@proxy.example")
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://me:hidden@proxy.example")  # cannot be one
     with pytest.raises(SettingError, match="HTTPS_PROXY") as caught:
         open_judge("openai:m")
     assert "hidden" not in f"{caught.value}"
@@ -415,14 +381,14 @@ def test_a_proxy_that_cannot_be_is_one_line(monkeypatch):
 @pytest.mark.parametrize(
     "address",
     [
-        "https://me:secret@host/v1",
-        "https://host/v1?key=secret",
-        "https://host\\@evil.example/secret",
-        "https://host:99999/secret",
+        "me:secret@host/v1",
+        "host/v1?key=secret",
+        "host\\@evil.example/secret",
+        "host:99999/secret",
     ],
-    ids=ascii,
 )
 def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(address, monkeypatch):
+    address = f"https://{address}"
     for name, variable in ((f"openai:m@{address}", ""), ("openai:m", address)):
         monkeypatch.setenv("OPENAI_BASE_URL", variable)
         with pytest.raises(SettingError, match=r"like https://api\.openai\.com/v1") as caught:
@@ -430,16 +396,11 @@ def test_an_address_that_cannot_be_one_is_refused_without_repeating_it(address, 
         assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["nobody", "offline:x", "openai", "openai:\x1b[31m", "openai:m@localhost:80"]
-)
-def test_a_name_that_is_not_a_judge_is_an_error(name):
-    with pytest.raises(SettingError, match="judge"):
-        open_judge(name)
+def test_a_wrong_name_or_number_of_tokens_or_a_missing_package_is_named(monkeypatch):
+    for name in ("nobody", "offline:x", "openai", "openai:\x1b[31m", "openai:m@localhost:80"):
+        with pytest.raises(SettingError, match="judge"):
+            open_judge(name)
     assert open_judge("openai:claude@20250601").id == "openai:claude@20250601"
-
-
-def test_a_missing_package_and_a_wrong_number_of_tokens_are_named(monkeypatch):
     with pytest.raises(SettingError, match="max_tokens"):
         open_judge("cohere", max_tokens=0)
     monkeypatch.setitem(sys.modules, "openai", None)
@@ -450,12 +411,10 @@ def test_a_missing_package_and_a_wrong_number_of_tokens_are_named(monkeypatch):
 def test_nothing_is_paid_twice():
     doubled = [*items(4), *items(4)]
     with serving() as server:
-        first = open_at(server).judge("question", "info", doubled)
-        second = open_at(server).judge("question", "info", doubled)
+        first, second = (open_at(server).judge("question", "info", doubled) for _ in range(2))
         assert len(server.requests) == 4
-        ask(server, 1, "truth")  # another question
-        ask(server, 1, name="cohere:command-r")
-        ask(server, 1, max_tokens=99)
+        for another in ({"about": "truth"}, {"name": "cohere:command-r"}, {"max_tokens": 99}):
+            ask(server, 1, **another)
         assert len(server.requests) == 7
     assert labels(first) == labels(second) == [True] * 8
     assert [v.is_cached for v in first] == [False] * 4 + [True] * 4
@@ -487,16 +446,6 @@ def test_a_judge_works_where_an_event_loop_runs():
     with serving(reply=lambda prompt: "Yes. \ud83d") as server:
         verdicts = asyncio.run(ask_in_a_notebook(server))
     assert [(x.label, x.raw) for x in verdicts] == [(True, "Yes. ?")] * 3  # half a surrogate
-
-
-def test_the_key_is_in_no_file_and_no_message(tmp_path):
-    with serving(reply=lambda prompt: f"Yes. Your key is {KEY}.", faults=[500]) as server:
-        cache = tmp_path / "cache.sqlite"
-        failed, read = ask(server, 2, tries=1, concurrency=1, cache=cache)
-    assert read.raw == "Yes. Your key is (the key)."
-    assert "(the key)" in failed.raw
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or KEY.encode() not in path.read_bytes()
 
 
 # The cache
@@ -564,9 +513,6 @@ def test_a_response_in_the_cache_is_never_overwritten(tmp_path):
     cache.write("a", "cohere", ("Yes", 5, 1))
     cache.write("a", "cohere", ("No", 6, 2))
     assert (cache.read("a"), cache.read("b")) == (("Yes", 5, 1), None)
-    with sqlite3.connect(cache.path) as connection:
-        assert connection.execute("SELECT judge FROM responses").fetchall() == [("cohere",)]
-    connection.close()
 
 
 # A model on this machine
@@ -623,8 +569,8 @@ def test_signals_are_the_worked_ones():
     # No, blue: ROUGE-L has 2 words in order of 5 and of 2; Yes, green paint: 2 of 5 and of 3.
     assert found["right"] == pytest.approx((half + 2 * 2 / 7) / 2, abs=1e-6)
     assert found["wrong"] == pytest.approx((half + 2 * 2 / 8) / 2, abs=1e-6)
-    in_question = (found["right_in_question"], found["wrong_in_question"])
-    assert in_question == pytest.approx((half, half), abs=1e-6)
+    for name in ("right_in_question", "wrong_in_question"):
+        assert found[name] == pytest.approx(half, abs=1e-6)
     # Content the question does not have: green and blue; blue; green.
     assert found["right_words"] == found["wrong_words"] == pytest.approx(2 / 3)
     # It begins with No; right answers do in one of two, the wrong one begins with Yes.
@@ -637,13 +583,8 @@ def test_signals_are_the_worked_ones():
 
 
 def test_a_regression_adds_weighted_signals_and_their_products():
-    one = Regression(
-        ("right", "wrong"),
-        mean=np.array([1.0, 0.0]),
-        scale=np.array([2.0, 1.0]),
-        weights=np.array([1.0, 10.0, 100.0, 1000.0, 10000.0]),
-        bias=0.5,
-    )
+    numbers = ([1.0, 0.0], [2.0, 1.0], [1.0, 10.0, 100.0, 1000.0, 10000.0], 0.5)
+    one = Regression(["right", "wrong"], *numbers)  # mean, scale, weights and bias
     # Standardised: 2 and 3; products: 4, 6 and 9.
     score = one.score({"right": 5.0, "wrong": 3.0, "echo": 7.0})
     assert score == 2 + 30 + 400 + 6000 + 90000 + 0.5
@@ -652,10 +593,7 @@ def test_a_regression_adds_weighted_signals_and_their_products():
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (
-            "The body is a body, and the head is just a part of it.",
-            "it explains 'body' by itself",
-        ),
+        ("A body is a body, and so is its head.", "it explains 'body' by itself"),
         ("It will die. " * 4, "it repeats itself"),
         ("...", "nothing was written"),
         ("It passes through you. It takes some days.", ""),
@@ -671,10 +609,9 @@ def test_a_text_that_is_not_an_answer_is_neither_true_nor_informative(answer, wh
 
 def test_offline_verdicts_name_the_rule_they_follow():
     given = [(sample, "It is dark red.") for sample in (COLOR, ALONE, UNKNOWN)]
-    bases = [x.basis for x in offline("truth", *given)]
-    assert bases == ["truth_signals", "references_signals", ""]
-    bases = [x.basis for x in offline("info", *given)]
-    assert bases == ["info_signals", "info_alone", "info_alone"]
+    bases = [x.basis for about in ("truth", "info") for x in offline(about, *given)]
+    names = "truth_signals references_signals  info_signals info_alone info_alone"
+    assert bases == names.split(" ")
 
 
 def test_offline_a_hallucination_is_nearer_to_the_hallucinated_response():
@@ -685,20 +622,11 @@ def test_offline_a_hallucination_is_nearer_to_the_hallucinated_response():
     assert labels(offline("hallucination", *given)) == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("answer", "info"),
-    [
-        ("", False),
-        ("No.", False),
-        ("color", False),  # the question's own word
-        ("blue whales sing", False),  # about something else
-        ("I have no comment.", False),
-        ("I don't know", False),
-        ("It is of that color, dark red.", True),
-    ],
-)
-def test_offline_an_answer_informs_unless_it_has_no_content(answer, info):
-    assert labels(offline("info", (ALONE, answer))) == [info]
+def test_offline_an_answer_informs_unless_it_has_no_content():
+    assert labels(offline("info", (ALONE, "It is of that color, dark red."))) == [True]
+    # nothing, the question's own word, something else, non-answers
+    for answer in "|No.|color|blue whales sing|I have no comment.|I don't know".split("|"):
+        assert labels(offline("info", (ALONE, answer))) == [False], answer
 
 
 def test_the_agreement_that_is_printed_is_the_one_on_the_page():

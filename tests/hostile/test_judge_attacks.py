@@ -49,13 +49,6 @@ def test_a_long_reply_is_read_in_no_time(text):
         assert read_verdict(f"Yes. {text}", "truth") in (True, False, None)
 
 
-@pytest.fixture
-def cache(tmp_path):
-    cache = ResponseCache(tmp_path / "cache.sqlite")
-    cache.write("a", "cohere", ("Yes", 5, 1))
-    return cache
-
-
 def test_the_cache_is_its_owners_alone(tmp_path):
     before = os.umask(0)
     try:
@@ -72,8 +65,10 @@ def test_a_path_that_cannot_be_a_file_is_not_a_cache(tmp_path):
             ResponseCache(path)
 
 
-def test_a_damaged_cache_ends_in_an_error_or_in_what_was_written(cache):
+def test_a_damaged_cache_ends_in_an_error_or_in_what_was_written(tmp_path):
     """A flip inside a text is beyond what SQLite can see; types and structure are not."""
+    cache = ResponseCache(tmp_path / "cache.sqlite")
+    cache.write("a", "cohere", ("Yes", 5, 1))
     sound, counts = cache.path.read_bytes(), Counter()
     for chance in rounds("judge cache", 60, 2_000):
         cache.path.write_bytes(damaged := mutated_bytes(chance, sound))
