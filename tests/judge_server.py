@@ -73,8 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         if callable(fault):
             return partial(fault, self)
         if isinstance(fault, tuple):
-            headers = {"retry-after": fault[1]}
-            return partial(self.send, fault[0], '{"message": "slow down"}', headers)
+            return partial(self.send, fault[0], "slow down", {"retry-after": fault[1]})
         if isinstance(fault, int):
             return partial(self.send, fault, json.dumps({"error": f"failed, key was {KEY}"}))
         return {
@@ -85,10 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
         }[fault]
 
     def send(self, status, text, headers=()):
-        data = text if isinstance(text, bytes) else text.encode()
+        data = text.encode()
         self.send_response(status)
         usual = {"content-type": "application/json", "content-length": str(len(data))}
-        for name, value in {**usual, **dict(headers)}.items():
+        for name, value in (usual | dict(headers)).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

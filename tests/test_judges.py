@@ -237,18 +237,11 @@ def test_the_pause_a_service_wants_is_kept_by_all_requests(form, clock):
     assert min(later) == max(later) == pytest.approx(seconds, abs=5)
 
 
-def test_a_pause_longer_than_our_patience_is_not_waited_for(clock):
-    with serving(faults=[(429, "3600")]) as server:
-        verdicts = ask(server, 2, concurrency=1)
-    assert clock.waits == []
-    assert labels(verdicts) == [None, True]
-    assert "wait 3600 s" in verdicts[0].raw
-
-
-def test_each_pause_before_another_try_is_about_twice_the_one_before(clock):
-    with serving(faults=[503] * 5) as server:
-        assert labels(ask(server, 1, backoff=2.0, patience=20.0)) == [True]
-    assert len(clock.waits) == 5
+def test_pauses_double_and_one_longer_than_our_patience_is_not_waited_for(clock):
+    with serving(faults=[(429, "3600"), *[503] * 5]) as server:
+        refused, found = ask(server, 2, concurrency=1, backoff=2.0, patience=20.0)
+    assert (refused.label, found.label, len(clock.waits)) == (None, True, 5)
+    assert "wait 3600 s" in refused.raw
     for attempt, seconds in enumerate(clock.waits):
         assert min(20, 2.0**attempt) <= seconds <= min(20, 2 * 2.0**attempt)
 
@@ -640,23 +633,19 @@ def test_the_agreement_that_is_printed_is_the_one_on_the_page():
         assert f"{accuracy:.1%} of cases" in found["sentence"]
 
 
-@pytest.mark.parametrize(
-    ("judge", "basis", "is_hint"),
-    [
-        ("offline:all-minilm-l6-v2", "truth_signals", False),
-        ("offline:all-minilm-l6-v2", "truth", True),  # the rule of version 0.1: 69 %
-        ("offline:all-minilm-l6-v2", "references_signals", True),
+def test_a_judge_below_75_percent_is_indicative():
+    offline, what = "offline:all-minilm-l6-v2", {"cell": "x", "sample": "s", "about": "truth"}
+    for judge, basis, is_hint in (
+        (offline, "truth_signals", False),
+        (offline, "truth", True),  # the rule of version 0.1: 69 %
         ("offline:other", "truth_signals", True),  # weights of another embedder
         ("local:unknown", "truth", True),
         ("cohere:command-a-03-2025", "", False),  # a service has no measured rule
-    ],
-)
-def test_a_judge_below_75_percent_is_indicative(judge, basis, is_hint):
-    what = {"cell": "x", "sample": "s", "about": "truth", "label": True}
-    given = VerdictLine(judge=judge, basis=basis, **what)
-    columns = [Column(MEASURES["truth"], judge)]
-    found = indicative_columns([CellResults(head=None, verdicts=(given,))], columns)
-    assert found == ({f"truth@{judge}"} if is_hint else set())
+    ):
+        given = VerdictLine(judge=judge, basis=basis, label=True, **what)
+        columns = [Column(MEASURES["truth"], judge)]
+        found = indicative_columns([CellResults(head=None, verdicts=(given,))], columns)
+        assert found == ({f"truth@{judge}"} if is_hint else set())
 
 
 @pytest.mark.real

@@ -289,9 +289,8 @@ def paper_grid() -> Grid:
         for name, text in case.answers.items():
             verdicts = [f"{x}: {_LABELS[each[name]]}" for x, each in judged if name in each]
             answers[name] = {"text": text, "verdicts": verdicts}
-        moved = [case.moved or "not given"]
         one = {"benchmark": case.benchmark, "question": case.question, "answers": answers}
-        cases.append({**one, "moves": moved, "is_of_the_paper": True})
+        cases.append({**one, "moves": [case.moved or "not given"], "is_of_the_paper": True})
     note = "Answers are given in our words; the paper ran Qwen2.5-7B."
     return case_grid(cases, "The paper's cases", note)
 
