@@ -5,6 +5,7 @@ import tiny
 
 import trueline as tl
 from trueline.errors import SettingError
+from trueline.types import Answer
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,15 @@ def test_a_method_that_equals_greedy_everywhere_did_nothing(lm):
     assert (alone.changed, alone.did_nothing) == (None, False)  # greedy is missing
 
 
-def test_changed_counts_places_over_the_longer_answer():
-    from trueline.decode.generate import _compared
-    from trueline.types import Answer
+def test_changed_counts_places_over_the_longer_answer(lm, monkeypatch):
+    tokens = {"greedy": (1, 2, 3), "cad": (1, 9, 3, 4)}
 
-    def answer(tokens):
-        return Answer("q", "", tuple(tokens), "stop", "m", 1)
+    def answer_all(lm, method, *given, **options):
+        return [Answer("q", "", tokens[method.name], "stop", method.name, 1)]
 
-    found = _compared("m", [answer([1, 2, 3])], 1.0, [answer([1, 9, 3, 4])])
-    assert found.changed == pytest.approx(0.5)  # of four places, two are equal
+    monkeypatch.setattr("trueline.decode.generate.answer_all", answer_all)
+    found = tl.compare(lm, [tl.Greedy(), tl.CAD()], ["q"])["cad"]
+    assert (found.changed, found.diverges) == (0.5, [1])  # of four places, two are equal
 
 
 def test_two_methods_of_one_name_and_no_question_are_refused(lm):

@@ -218,7 +218,7 @@ def test_impossible_messages_are_refused(method, messages, message, lm):
 @pytest.mark.parametrize(
     ("method", "tokens", "message"),
     [
-        (tl.CAD(), (5, 6, 7), "cad writes a prompt of its own"),
+        (tl.CAD(), (5, 6, 7), "cad needs the text of the question"),
         (tl.Greedy(), (), "empty prompt"),
         (tl.Greedy(), (5, 10**6), "tiny-llama has those from 0"),
     ],

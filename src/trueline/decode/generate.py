@@ -17,7 +17,6 @@ from trueline.errors import SettingError
 from trueline.methods.base import Method, Rows, Step
 from trueline.prompts import (
     ModelInput,
-    TokenContext,
     chat_turn,
     check_question,
     read_messages,
@@ -70,7 +69,6 @@ def _encode(
 
     A question is put into the method's own prompt.
     """
-    needs = method.needs
     if hasattr(given, "encode_answer") and hasattr(given, "question"):
         read: ModelInput = given  # type: ignore[assignment]
     else:
@@ -78,14 +76,11 @@ def _encode(
         read = chat_turn(method.question_prompt, str(given))
     if read.question is not None:
         check_question(read.question, what)
-    if isinstance(read, TokenContext) and (needs.own_prompt or needs.second_prompt):
+    needs = method.needs
+    if read.question is None and (needs.question or needs.own_prompt or needs.second_prompt):
         raise SettingError(
-            f"{method.name} writes a prompt of its own around the question, and only tokens "
-            "were given; give a question or messages, or choose another method"
-        )
-    if needs.question and read.question is None:
-        raise SettingError(
-            f"{method.name} needs the text of the question; give a question or messages"
+            f"{method.name} needs the text of the question, and only tokens were given; give a "
+            "question or messages, or choose another method"
         )
     inputs = method.inputs(read)
     contexts = tuple(tuple(one.encode(lm.tokenizer)) for one in inputs)
@@ -320,12 +315,6 @@ def score_continuations(
     return list(zip(totals, is_own, strict=True))
 
 
-def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
-    """The index at which two sequences first differ, or one of them ends; None if nowhere."""
-    pairs = enumerate(zip_longest(one, other, fillvalue=object()))
-    return next((index for index, (a, b) in pairs if a != b), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One method over all questions."""
@@ -379,17 +368,12 @@ def compare(
         how: Any = {"batch_size": batch_size, "progress": report}
         answers = answer_all(lm, method, given, sampling, **how)
         runs[name] = (answers, perf_counter() - start)
-    plain = runs[PLAIN][0] if PLAIN in runs else None
-    return {name: _compared(name, *run, plain) for name, run in runs.items()}
-
-
-def _compared(
-    name: str, answers: list[Answer], seconds: float, plain: list[Answer] | None
-) -> Compared:
-    if plain is None:
-        return Compared(name, answers, seconds, None, [None] * len(answers))
-    pairs = [(a.token_ids, b.token_ids) for a, b in zip(answers, plain, strict=True)]
-    longest = sum(max(len(one), len(other)) for one, other in pairs)
-    same = sum(a == b for one, other in pairs for a, b in zip(one, other, strict=False))
-    diverges = [first_difference(one, other) for one, other in pairs]
-    return Compared(name, answers, seconds, 1 - same / longest, diverges)
+    found = {}
+    for name, (answers, seconds) in runs.items():
+        plain = runs[PLAIN][0] if PLAIN in runs else answers
+        pairs = zip(answers, plain, strict=True)
+        differs = [[a != b for a, b in zip_longest(x.token_ids, y.token_ids)] for x, y in pairs]
+        diverges = [own.index(True) if any(own) else None for own in differs]
+        changed = sum(map(sum, differs)) / sum(map(len, differs)) if PLAIN in runs else None
+        found[name] = Compared(name, answers, seconds, changed, diverges)
+    return found

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from threading import local
 from time import perf_counter
 from typing import Any
@@ -47,10 +47,10 @@ class Alongside:
     """Prefetches that run in a thread while the model reads; `results` waits for them.
 
     `done` returns whether the thread is done; it is None without a thread. Without a second
-    core the work is done when its results are needed.
+    core the work is done when its results are needed. An error instead of work is its result.
     """
 
-    def __init__(self, work: Sequence[Work | None], device: torch.device) -> None:
+    def __init__(self, work: Sequence[Work | Exception | None], device: torch.device) -> None:
         self._work = work
         self._future: Future[list[Any]] | None = None
         is_nested = getattr(_local, "is_worker", False)  # it would wait for its own thread
@@ -67,7 +67,7 @@ class Alongside:
         found: list[Any] = []
         for work in self._work:
             try:
-                found.append(work and work())
+                found.append(work() if callable(work) else work)
             except Exception as error:  # it fails the rows that the work was for
                 found.append(error)
         return found
@@ -144,10 +144,6 @@ class Row:
         return self.text is not None or self.error is not None
 
     @property
-    def contexts(self) -> list[list[int]]:
-        return [[*context, *self.tokens] for context in self.request.contexts]
-
-    @property
     def indices(self) -> range:
         return range(self.index, self.index + len(self.request.contexts))
 
@@ -213,46 +209,25 @@ def end_row(row: Row, lm: Engine) -> None:
         row.text = lm.decode(tokens)
 
 
-@dataclass(frozen=True)
 class Group:
     """The rows of one method in one step; their contexts grow in place."""
 
-    members: list[Row]
-    method: Method
-    rows: Rows
+    def __init__(self, lm: Engine, members: list[Row]) -> None:
+        self.members, self.method = members, members[0].request.method
+        self.rows = Rows(
+            lm,
+            [row.context for row in members],
+            [len(row.request.contexts[0]) for row in members],
+            [row.request.question for row in members],
+            [row.prepared.state for row in members],
+        )
 
-    def prefetch(self) -> Work | None:
-        """What the method does while the model reads; an error is raised when it runs."""
+    def prefetch(self) -> Work | Exception | None:
+        """What the method does while the model reads, or its error."""
         try:
             return self.method.prefetch(self.rows)
         except Exception as error:  # it fails the rows of this method, not the step
-            return partial(_fail, error)
-
-
-def _fail(error: Exception) -> Any:
-    raise error
-
-
-def group_rows(lm: Engine, rows: Sequence[Row]) -> list[Group]:
-    """Group the rows by method, and by whether their tokens are drawn."""
-    groups: dict[tuple[int, bool], list[Row]] = {}
-    for row in rows:
-        key = id(row.request.method), row.request.options.is_sampled
-        groups.setdefault(key, []).append(row)
-    return [
-        Group(
-            members,
-            members[0].request.method,
-            Rows(
-                lm,
-                [row.context for row in members],
-                [len(row.request.contexts[0]) for row in members],
-                [row.request.question for row in members],
-                [row.prepared.state for row in members],
-            ),
-        )
-        for members in groups.values()
-    ]
+            return error
 
 
 class Decoding:
@@ -327,14 +302,15 @@ class Decoding:
         An exception of a method or the engine fails only the row that caused it, or every row
         in the call if the culprit is unknown. Failed rows are returned with their `error`.
         """
-        admitted = self._admit()
-        for row in admitted:
+        joining: list[Row] = []
+        failed: list[Row] = []
+        for row in self._admit():
             try:
                 row.prepared = row.request.method.complete(self._lm, row.prepared)
+                joining.append(row)
             except Exception as error:
                 row.error = error
-        joining = [row for row in admitted if row.error is None]
-        failed = [row for row in admitted if row.error is not None]
+                failed.append(row)
         rows = [*self._live, *joining]
         if not rows:
             return failed
@@ -372,12 +348,15 @@ class Decoding:
         return joining
 
     def _grouped(self, rows: Sequence[Row]) -> list[Group]:
-        """The rows by method, with their indices in the cache, which has them in this order."""
+        """The rows by method and whether they are drawn; the cache has them in this order."""
         index = 0
+        groups: dict[tuple[int, bool], list[Row]] = {}
         for row in rows:
             row.index = index
             index += len(row.request.contexts)
-        return group_rows(self._lm, rows)
+            key = id(row.request.method), row.request.options.is_sampled
+            groups.setdefault(key, []).append(row)
+        return [Group(self._lm, members) for members in groups.values()]
 
     def _read(
         self, joining: Sequence[Row], groups: Sequence[Group]
@@ -396,7 +375,7 @@ class Decoding:
                 parts.append(cache.extend(tokens, layers=layers))
             if joining:
                 parts = [part.map(torch.clone) for part in parts]  # the next call overwrites it
-                contexts = [context for row in joining for context in row.contexts]
+                contexts = [[*x, *row.tokens] for row in joining for x in row.request.contexts]
                 parts.append(cache.join(contexts, layers=layers))
         return join_states(parts), alongside.results()
 
@@ -435,7 +414,7 @@ class Decoding:
             is_apart = len(group.members) > 1 and not isinstance(fetched, Exception)
             for row in group.members:
                 if is_apart:
-                    self._pick_apart(group_rows(self._lm, [row])[0], states, None)
+                    self._pick_apart(Group(self._lm, [row]), states, None)
                 else:
                     row.error = error
 
