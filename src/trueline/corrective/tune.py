@@ -17,7 +17,7 @@ from trueline.errors import SettingError
 from trueline.examples import UserQuestion, check_meant
 from trueline.settings import Between, check_value, plain
 from trueline.space import GroundingSpace
-from trueline.types import Example, OnProgress
+from trueline.types import OnProgress
 
 FALSE_SCOPE = 0.02  # share of questions that may bring a wrong example into scope
 FEWEST = 50  # questions that no example answers, with which the threshold may also fall
@@ -150,19 +150,20 @@ def _trial(
     0 is never; None if no example answers. An example's own question is tried on the others.
     """
     meant = space.example(question.id) if question.id else None
-    found = find_scope(space, question.question)
-    right = next((x.probability for x in found if _is_right(meant, x.example)), 0.0)
-    wrong = next((x for x in found if not _is_right(meant, x.example)), None)
+    right, wrong = 0.0, None
+    for one in reversed(find_scope(space, question.question)):  # the most probable last
+        other = one.example
+        if meant is not None and (
+            meant.id == other.id
+            or has_same_words(meant.question, other.question)
+            or set(meant.answers) & set(other.answers)
+        ):
+            right = one.probability
+        else:
+            wrong = one
     is_first = wrong is not None and (is_own or meant is None or wrong.probability > right)
     id, probability = (wrong.example.id, wrong.probability) if wrong else ("", 0.0)
     false = FalseScope(question.question, id, probability if is_first else 0.0)
     if is_own or meant is None:
         return None, false
     return 0.0 if is_first else right, false
-
-
-def _is_right(meant: Example | None, other: Example) -> bool:
-    if meant is None:
-        return False
-    is_same = meant.id == other.id or has_same_words(meant.question, other.question)
-    return is_same or bool(set(meant.answers) & set(other.answers))

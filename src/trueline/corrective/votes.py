@@ -14,10 +14,10 @@ answer is joined again once several of its tokens in a row have been generated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import product
 from math import exp, log
 from typing import Any
 
@@ -49,9 +49,9 @@ class VerifiedAnswer:
 
     @property
     def names(self) -> dict[str, Any]:
-        example = self.scoped.example
-        about = {"question": example.question, "source": example.source}
-        return {"example": example.id, "answer": self.text, **about}
+        one = self.scoped.example
+        names = {"example": one.id, "question": one.question, "source": one.source}
+        return {**names, "answer": self.text}
 
     def find_end(self, text: str) -> tuple[int, str] | None:
         """Where it ends in a text, and the variant; None: the text does not contain it."""
@@ -108,12 +108,9 @@ class TokenizedText:
         # (complete characters so far, tokens of an incomplete one) -> number of tokens so far
         self.positions: dict[tuple[int, tuple[int, ...]], int] = {}
         self.ends: list[int] = []  # complete characters after so many tokens, from 0 on
-        pieces = [decode([token]) for token in self.tokens]
-        prefixes: Iterable[str] = accumulate(pieces, initial="")
-        if "".join(pieces) != decode(self.tokens):  # a character is split, or a space is lost
-            prefixes = ["", *(decode(self.tokens[: n + 1]) for n in range(len(pieces)))]
         complete = characters = 0  # tokens, and their characters
-        for count, prefix in enumerate(prefixes):
+        for count in range(len(self.tokens) + 1):
+            prefix = decode(self.tokens[:count])
             if not prefix.endswith(_HALF):
                 complete, characters = count, len(prefix.lstrip(" "))
             self.positions.setdefault((characters, self.tokens[complete:count]), count)
@@ -162,8 +159,7 @@ class Correction:
             form = replace(form, opening="", closing="", words=None)
         texts = [(one, answer.strip()) for one in self.scope for answer in one.example.answers]
         answers = [VerifiedAnswer(one, text, _variants(text, form)) for one, text in texts]
-        most = form.words or 0
-        short = [one for one in answers if len(one.variants[0].split()) <= most]
+        short = [one for one in answers if len(one.variants[0].split()) <= (form.words or 0)]
         return tuple(short or answers)
 
     @cached_property
@@ -186,27 +182,20 @@ class Correction:
         found = [
             self._begun(one, text, half, anchors, one.scoped.part in wanted) for one in left
         ]
-        if not wanted and not half:
-            found += self._ended(given, text)
+        # A longer text goes on by itself, unless its number of sentences was requested. So does
+        # a reply with another question left that no example answers.
+        form = self.form
+        is_complete = not form.is_text or (form.is_counted and len(given) >= form.sentences)
+        if not wanted and not half and is_complete and not form.is_open:
+            for answer, (last, variant) in given.items():
+                if last == len(text):
+                    spaces = _spaces_after(text[: last - len(variant)].rstrip(" "))
+                    length = max(len(self._tokenized(variant, x).tokens) for x in spaces)
+                    found.append((answer, 1 + length, {END}))
         if text and not any(found):
             found = [self._joined(one, text, half) for one in left]
         votes = [vote for vote in found if vote]
         return count_votes(votes) if votes else None
-
-    def _ended(self, given: dict[VerifiedAnswer, tuple[int, str]], text: str) -> list[Vote]:
-        """The votes for the end, of the answers that the text ends with.
-
-        A longer text goes on by itself, unless its number of sentences was requested. So does
-        a reply with another question left that no example answers.
-        """
-        form, found = self.form, []
-        is_complete = not form.is_text or (form.is_counted and len(given) >= form.sentences)
-        for answer, (end, variant) in given.items():
-            if is_complete and not form.is_open and end == len(text):
-                spaces = _spaces_after(text[: end - len(variant)].rstrip(" "))
-                length = max(len(self._tokenized(variant, space).tokens) for space in spaces)
-                found.append((answer, 1 + length, {END}))
-        return found
 
     def _begun(
         self,
@@ -222,28 +211,24 @@ class Correction:
             begun = text[anchor:].lstrip(" ")
             if not begun and not may_begin:
                 continue
-            steps = [
-                step
-                for variant in (answer.variants if begun or is_inside else answer.variants[:1])
-                if variant.startswith(begun)
-                for space in _spaces_after(text[:anchor] if begun or half else text)
-                if (step := self._next(self._tokenized(variant, space), begun, half))
-            ]
-            if steps:
-                aligned = max(count for _, count in steps)
-                return answer, 1 + aligned, {token for token, _ in steps}
+            aligned, following = 0, set()
+            variants = answer.variants if begun or is_inside else answer.variants[:1]
+            spaces = _spaces_after(text[:anchor] if begun or half else text)
+            for variant, space in product(variants, spaces):
+                if not variant.startswith(begun):
+                    continue
+                own = self._tokenized(variant, space)
+                count = own.positions.get((len(begun), half), len(own.tokens))
+                rest = own.tokens[count:]
+                if not rest and not half:  # it may have been tokenized in another way so far
+                    rest = tuple(self.tokenize(variant[len(begun) :]))
+                    count = sum(end <= len(begun) for end in own.ends) - 1
+                if rest:
+                    aligned = max(aligned, count)
+                    following.add(rest[0])
+            if following:
+                return answer, 1 + aligned, following
         return None
-
-    def _next(
-        self, own: TokenizedText, begun: str, half: tuple[int, ...]
-    ) -> tuple[int, int] | None:
-        """The next token of a text that was begun, and how many of its tokens came before."""
-        count = own.positions.get((len(begun), half))
-        if count is not None and count < len(own.tokens):
-            return own.tokens[count], count
-        # It may have been tokenized in another way so far.
-        rest = () if half else self.tokenize(own.text[len(begun) :])
-        return (rest[0], sum(end <= len(begun) for end in own.ends) - 1) if rest else None
 
     def _joined(self, answer: VerifiedAnswer, text: str, half: tuple[int, ...]) -> Vote | None:
         """The vote of an answer whose tokens the text ends with, from wherever they begin."""

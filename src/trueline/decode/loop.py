@@ -391,11 +391,10 @@ class Decoding:
                 row.error = own
             self._forget()
         sound = [row for row in rows if row.error is None and len(rows) > 1]
-        groups = self._grouped(sound)
         try:
             if not sound:
                 raise error
-            found = self._read(sound, groups)
+            found = self._read(sound, groups := self._grouped(sound))
         except Exception as final:
             self._forget()
             for row in rows:

@@ -20,9 +20,12 @@ from trueline.settings import Between
 
 
 class LayerMethod(Method):
-    """Compares the last layer with earlier ones, its `candidates`."""
+    """Compares the last layer with earlier ones, its `candidates`.
 
-    candidates: str | tuple[int, ...]  # layers by number, or a word for some of them
+    Words for layers leave out layer 0 of a model with tied embeddings, where it would predict
+    its own input.
+    """
+
     needs = Needs(states=True)
 
     def check(self, lm: Engine) -> None:
@@ -36,16 +39,6 @@ class LayerMethod(Method):
             raise SettingError(
                 f"candidates must name layers from 0 to {lm.depth - 1} of {lm.id}, got {layers}"
             )
-
-    def layers(self, lm: Engine) -> Sequence[int]:
-        return self.candidates if isinstance(self.candidates, tuple) else self.named_layers(lm)
-
-    def named_layers(self, lm: Engine) -> Sequence[int]:
-        """The layers that the word in `candidates` stands for.
-
-        Without layer 0 in a model with tied embeddings, where it would predict its own input.
-        """
-        raise NotImplementedError
 
 
 def early_logits(step: Step, layers: Sequence[int]) -> Tensor:
@@ -82,8 +75,10 @@ class DoLa(LayerMethod):
     divergence: Divergence = "code"  # how the layer is chosen, see above
     name = "dola"
 
-    def named_layers(self, lm: Engine) -> Sequence[int]:
-        """Every second layer of one half, at most twenty layers deep."""
+    def layers(self, lm: Engine) -> Sequence[int]:
+        """Every second layer of one half, at most twenty layers deep, or those named."""
+        if isinstance(self.candidates, tuple):
+            return self.candidates
         depth = lm.depth
         if self.candidates == "high":
             return range(max(depth // 2, depth - 20), depth, 2)
@@ -140,8 +135,8 @@ class SLED(LayerMethod):
     candidates: Literal["all"] | tuple[int, ...] = "all"  # the earlier layers
     name = "sled"
 
-    def named_layers(self, lm: Engine) -> Sequence[int]:
-        return range(1 if lm.is_tied else 0, lm.depth)
+    def layers(self, lm: Engine) -> Sequence[int]:
+        return range(int(lm.is_tied), lm.depth) if self.candidates == "all" else self.candidates
 
     def adjust(self, step: Step) -> Adjusted:
         last = step.logits.float()  # (rows, vocabulary)

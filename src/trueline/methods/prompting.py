@@ -52,9 +52,8 @@ class KATE(SpaceMethod):
         if not self.k:
             return []
         (query,) = self.space.open_embedder("cpu").embed([question])
-        best = (self.space.question_vectors("cpu") @ query).argsort(
-            descending=True, stable=True
-        )[: self.k]
+        cosines = self.space.question_vectors("cpu") @ query
+        best = cosines.argsort(descending=True, stable=True)[: self.k]
         order = best if self.nearest_at == "start" else best.flip(0)
         return [self.space.examples[index] for index in order.tolist()]
 

@@ -110,8 +110,13 @@ def build_entries(
     make = partial(_entries, settings, lm, embedder)
     made = resumed(make, batches, sizes, kind="entries", **options)
     parts = made[: len(sets[0])], made[len(sets[0]) :]
-    # Without wrong answers, there is no second part.
-    return RadEntries(settings, *(_sorted(part) for part in parts if part))
+    made_sets = []
+    for part in filter(None, parts):  # without wrong answers, there is no second part
+        joined = {name: np.concatenate([one[name] for one in part]) for name in part[0]}
+        # In the order of example, answer, step, whatever the batches were.
+        order = np.lexsort((joined["steps"], joined["answers"], joined["examples"]))
+        made_sets.append(Entries(**{name: array[order] for name, array in joined.items()}))
+    return RadEntries(settings, *made_sets)
 
 
 def extended(
@@ -201,15 +206,7 @@ def _batches(passages: Sequence[Passage]) -> list[list[Passage]]:
     for group in groups:
         for start in range(0, len(group), ROWS):
             rows = group[start : start + ROWS]
-            if made and len(made[-1]) + len(rows) <= ROWS:
-                made[-1] += rows
-            else:
-                made.append(rows)
+            if not made or len(made[-1]) + len(rows) > ROWS:
+                made.append([])
+            made[-1] += rows
     return made
-
-
-def _sorted(parts: Sequence[Arrays]) -> Entries:
-    """All entries in the order of example, answer, step, whatever the batches were."""
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    order = np.lexsort((joined["steps"], joined["answers"], joined["examples"]))
-    return Entries(**{name: array[order] for name, array in joined.items()})

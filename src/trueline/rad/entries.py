@@ -179,8 +179,7 @@ class RadEntries:
         """With other entries made alike, whose examples are numbered from `first` on."""
         theirs = dict(other.sets())  # more examples may have no wrong answers
         sets = [
-            own.joined(theirs[name], first) if name in theirs else own
-            for name, own in self.sets()
+            x.joined(theirs[name], first) if name in theirs else x for name, x in self.sets()
         ]
         return RadEntries(self.settings, *sets)
 
@@ -199,8 +198,8 @@ class RadEntries:
 
     def counts(self) -> dict[str, int]:
         """How many entries there are, and how many wrong ones if the space has them."""
-        wrong = {} if self.wrong is None else {"wrong": len(self.wrong)}
-        return {"entries": len(self), **wrong}
+        names = {TRUTHFUL: "entries", WRONG: "wrong"}
+        return {names[name]: len(own) for name, own in self.sets()}
 
     def info(self) -> dict[str, Any]:
         """What `GroundingSpace.info` lists of them."""

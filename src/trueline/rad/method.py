@@ -277,21 +277,16 @@ class Neighbors:
 
     def aggregated(self, *, is_state: bool) -> Tensor:
         """sum_i w_i v_i, as states or as logits: (rows, width)."""
-        hits, weights, values, head = (
-            self.hits,
-            self.weights,
-            self.retriever.values,
-            self.lm.head,
-        )
+        hits, lm, values = self.hits, self.lm, self.retriever.values
         is_value = is_state or entries_of(self.space).settings.values == "logits"
-        if is_value or head is None or is_linear(self.space, self.lm):
-            total = aggregate(weights, hits.rows, values(hits.entries), self.rows)
-            return total if is_value or head is None else head(total.to(self.lm.dtype)).float()
-        total = torch.zeros(self.rows, self.lm.vocabulary, device=self.lm.device)
+        if is_value or lm.head is None or is_linear(self.space, lm):
+            total = aggregate(self.weights, hits.rows, values(hits.entries), self.rows)
+            return total if is_value or lm.head is None else lm.head(total.to(lm.dtype)).float()
+        total = torch.zeros(self.rows, lm.vocabulary, device=lm.device)
         for start in range(0, len(hits), _CHUNK):
             some = slice(start, start + _CHUNK)
-            logits = head(values(hits.entries[some]).to(self.lm.dtype)).float()
-            total += aggregate(weights[some], hits.rows[some], logits, self.rows)
+            logits = lm.head(values(hits.entries[some]).to(lm.dtype)).float()
+            total += aggregate(self.weights[some], hits.rows[some], logits, self.rows)
         return total
 
     # As evidence.
@@ -318,11 +313,11 @@ class Neighbors:
         if self.scale is not None:
             pushes = pushes * self.scale[row]
         entries = rad.wrong if self.alpha < 0 and rad.wrong else rad.truthful
-        found = []
+        found, is_wrong = [], entries is rad.wrong
         for index in pushes.abs().argsort(descending=True, stable=True)[:most].tolist():
             number = int(numbers[index])
             example = self.space.examples[entries.examples[number]]
-            answers = example.answers if entries is rad.truthful else example.wrong_answers
+            answers = example.wrong_answers if is_wrong else example.answers
             neighbor = Neighbor(
                 example=example.id,
                 question=example.question,
@@ -332,7 +327,7 @@ class Neighbors:
                 similarity=float(self.hits.similarities[which[index]]),
                 weight=float(weights[index]),
                 push=float(pushes[index]),
-                is_wrong=entries is not rad.truthful,
+                is_wrong=is_wrong,
             )
             found.append(neighbor)
         return found
