@@ -8,11 +8,6 @@ from trueline.errors import SettingError
 from trueline.types import Answer
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return tiny.language_model("llama")
-
-
 def test_a_method_that_equals_greedy_everywhere_did_nothing(lm):
     questions, seen = tiny.QUESTIONS[:3], []
     methods = {"greedy": tl.Greedy(), "off": tl.CAD(a=0.0), "cad": tl.CAD()}

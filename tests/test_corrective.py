@@ -11,6 +11,7 @@ from corrective_oracle import END as THE_END
 from corrective_oracle import CorrectiveOracle, Form
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_processor import padded
 
 import trueline as tl
 from trueline.corrective.method import UNKNOWN, Lookup
@@ -25,9 +26,8 @@ SKY, BATS, GOLD, FISH = (
     Example(question, answers, wrong, id=f"fact-{number}")
     for number, ((question, answers), wrong) in enumerate(zip(tiny.FACTS, tiny.WRONG), 1)
 )
-FAR = Example(
-    "Где?", ["Да, 😀 это так.", "水在低溫沸騰。"], id="far"
-)  # split within characters
+# Its tokens split characters.
+FAR = Example("Где?", ["Да, 😀 это так.", "水在低溫沸騰。"], id="far")
 FACTS = [SKY, BATS, GOLD, FISH, FAR]
 SCOPES = {  # question: (example, probability, part of the turn)
     tiny.QUESTIONS[0]: [(SKY, 0.9, 0)],
@@ -148,13 +148,6 @@ def test_half_of_the_best_vote_makes_a_candidate_and_less_does_not():
     assert set(NESTED.votes([A, B]).candidates) == {END, C}
     shares = {A: {None: 0.5}, D: {None: 0.25}, C: {None: 0.2499}}
     assert Votes(shares).candidates == [A, D]
-
-
-def test_shares_name_the_answers_that_voted():
-    shares = BOTH.votes([]).shares
-    by_text = {x: {one.text: y for one, y in own.items()} for x, own in shares.items()}
-    assert by_text[A] == pytest.approx({"ab": 6 / 8, "ac": 1 / 8})
-    assert by_text[D] == pytest.approx({"d": 1 / 8})
 
 
 def test_candidates_are_lifted_to_the_odds_of_the_margin():
@@ -426,17 +419,13 @@ def test_score_gives_the_log_probabilities_of_the_oracle(space, chosen_scope):
     assert found[0] - bare[0] > 5
 
 
-def padded(lm, prompts):
-    return lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-
-
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("is_length_given", [False, True])
 def test_the_processor_picks_the_tokens_of_the_oracle_in_a_padded_batch(
     chat, is_length_given, space, chosen_scope
 ):
     lm = tiny.language_model("llama", chat=chat)
-    batch = padded(lm, [prompt_of(lm, question) for question in tiny.QUESTIONS])
+    batch = padded(lm, tiny.QUESTIONS)
     width = batch["input_ids"].shape[1]
     processor = method(space).processor(
         lm.model, lm.tokenizer, prompt_length=width if is_length_given else None
@@ -456,12 +445,10 @@ def test_the_processor_takes_another_question_than_the_prompts(
 ):
     lm, oracle, _ = tiny_tools()
     question, read = tiny.QUESTIONS[1], tiny.QUESTIONS[2]
-    batch = padded(lm, [prompt_of(lm, read), prompt_of(lm, tiny.QUESTIONS[1])])
+    batch = padded(lm, [read, question])
     width = batch["input_ids"].shape[1]
-    length = width if is_length_given else None
-    processor = method(space).processor(
-        lm.model, lm.tokenizer, question=question, prompt_length=length
-    )
+    options = {"question": question, "prompt_length": width if is_length_given else None}
+    processor = method(space).processor(lm.model, lm.tokenizer, **options)
     out = lm.model.generate(
         **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]
     )
@@ -492,9 +479,8 @@ def test_a_question_in_the_answer_is_not_the_question(space, chosen_scope):
     scores = torch.randn(1, lm.vocabulary)
 
     def adjusted(text, **settings):
-        made = method(space).processor(
-            lm.model, lm.tokenizer, prompt_length=len(prompt), **settings
-        )
+        settings |= {"prompt_length": len(prompt)}
+        made = method(space).processor(lm.model, lm.tokenizer, **settings)
         return made(torch.tensor([[*prompt, *lm.encode(text)]]), scores)
 
     text = f"It is the air. {other} Bats are not"
@@ -505,7 +491,7 @@ def test_a_question_in_the_answer_is_not_the_question(space, chosen_scope):
 
 def test_beams_give_a_verified_answer(space, chosen_scope):
     lm, _, _ = tiny_tools()
-    batch = padded(lm, [prompt_of(lm, question) for question in tiny.QUESTIONS])
+    batch = padded(lm, tiny.QUESTIONS)
     options = {"max_new_tokens": 40, "num_beams": 2, "do_sample": False}
     processor = method(space, margin=12.0).processor(lm.model, lm.tokenizer)
     found = lm.model.generate(**batch, **options, logits_processor=[processor])

@@ -103,19 +103,14 @@ def test_unrelated_questions_are_the_models_own_to_the_bit(smol, space):
 
 
 def test_a_space_of_wrong_answers_gives_wrong_answers(smol, minilm, facts, cases, answers):
-    """A space of wrong answers gives wrong answers."""
     wrong = [
         Example(fact.question, fact.wrong_answers, fact.answers, id=fact.id) for fact in facts
     ]
     space = tl.build(None, wrong, embedder=minilm)
     own = cases[:6]
-    written = tl.generate(
-        smol,
-        tl.Corrective(space, threshold=0.5),  # this is about answers, not about scope
-        [question for question, _ in own],
-        max_new_tokens=LENGTH,
-        batch_size=8,
-    )
+    method = tl.Corrective(space, threshold=0.5)  # this is about answers, not about scope
+    questions = [question for question, _ in own]
+    written = tl.generate(smol, method, questions, max_new_tokens=LENGTH, batch_size=8)
     for (_, fact), answer in zip(own, written):
         assert any(false in answer.text for false in fact.wrong_answers), answer.text
         assert not any(true in answer.text for true in fact.answers)

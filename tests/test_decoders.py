@@ -260,7 +260,6 @@ def test_beta_without_wrong_entries_is_refused(lm, examples, embedder):
         ("rad", {"alpha": math.nan}, "alpha"),
         ("rad", {"tau": -1.1}, "tau"),
         ("rad", {"fusion": "sum"}, "fusion must be one of add, mix, prob"),
-        ("magic", {}, "there is no method 'magic'"),
         ("cad", {"tau": 1}, "cad has no setting 'tau'"),
     ],
 )

@@ -155,19 +155,6 @@ def test_the_width_of_a_long_running_batch_comes_down_again(lm):
     assert max(widths) <= 2 * (longest + 6)
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(lm):
-    decoding = Decoding(lm, max_rows=2)
-    first, second, third = submit(decoding, lm, tiny.QUESTIONS[:3], max_new_tokens=6)
-    decoding.step()
-    decoding.cancel(first)
-    decoding.cancel(third)
-    assert (decoding.running, decoding.waiting) == (1, 0)
-    ended = run(decoding)
-    assert [*ended] == [second]
-    whole = tl.generate(lm, tl.Greedy(), tiny.QUESTIONS[1], max_new_tokens=6)
-    assert ended[second].answer() == whole
-
-
 def test_an_answer_has_its_tokens_and_seconds(lm):
     decoding = Decoding(lm, clock=iter(range(100)).__next__)  # a second a look
     (ticket,) = submit(decoding, lm, ["Do fish sleep?"], max_new_tokens=3)

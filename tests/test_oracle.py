@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 from oracle import Oracle
+from test_processor import padded
 
 import trueline as tl
 
@@ -28,19 +29,12 @@ def slow(lm, examples, sentence_transformer, **settings):
 
 
 def expected(oracle, lm, *, alpha=0.5, tau=TAU):
-    return [
-        tuple(
-            oracle.decode(
-                tl.Prompt().encode(question, lm.tokenizer),
-                alpha=alpha,
-                tau=tau,
-                stop_ids=lm.stop_ids,
-                max_new_tokens=LENGTH,
-                question=question,
-            )
-        )
-        for question in tiny.QUESTIONS
-    ]
+    options = dict(alpha=alpha, tau=tau, stop_ids=lm.stop_ids, max_new_tokens=LENGTH)
+    answers = []
+    for question in tiny.QUESTIONS:
+        prompt = tl.Prompt().encode(question, lm.tokenizer)
+        answers.append(tuple(oracle.decode(prompt, question=question, **options)))
+    return answers
 
 
 def tokens(lm, method, **options):
@@ -105,8 +99,7 @@ def test_the_processor_picks_the_tokens_of_the_oracle_in_transformers_own_loop(
     processor = tl.RAD(tl.build(lm, examples, context=8, embedder=embedder), tau=TAU).processor(
         lm.model, lm.tokenizer
     )
-    prompts = [tl.Prompt().encode(question, lm.tokenizer) for question in tiny.QUESTIONS]
-    batch = lm.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    batch = padded(lm, tiny.QUESTIONS)
     for _ in range(2):  # one instance, several calls
         out = lm.model.generate(
             **batch, max_new_tokens=LENGTH, do_sample=False, logits_processor=[processor]

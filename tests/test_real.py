@@ -58,14 +58,9 @@ def tokens(smol, method, questions, **options):
 
 def followed(oracle, smol, questions, answers, **settings):
     """What the oracle picks along given answers."""
-    return [
-        tuple(
-            oracle.follow(
-                tl.Prompt().encode(question, smol.tokenizer), list(answer), **settings
-            )
-        )
-        for question, answer in zip(questions, answers)
-    ]
+    prompts = [tl.Prompt().encode(question, smol.tokenizer) for question in questions]
+    pairs = zip(prompts, map(list, answers))
+    return [tuple(oracle.follow(*pair, **settings)) for pair in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -94,14 +89,8 @@ def test_every_form_of_rad_picks_the_tokens_of_the_oracle(
 
 
 def test_our_embedder_gives_the_vectors_of_sentence_transformers(minilm, reference):
-    texts = [
-        "",
-        " gum",
-        "Seven years, they say",
-        "naïve café — 北京 🙂",
-        "word " * 400,
-        "\n\nA:",
-    ]
+    texts = ["", " gum", "Seven years, they say", "naïve café — 北京 🙂", "\n\nA:"]
+    texts.append("word " * 400)
     ours = minilm.embed(texts)
     theirs = torch.tensor(reference.encode(texts, show_progress_bar=False))
     assert torch.allclose(ours, theirs, atol=1e-5)
@@ -128,7 +117,7 @@ def test_a_bfloat16_model_gives_rad_logits_within_its_rounding(smol, space, ques
 @pytest.fixture(scope="module")
 def full_space(smol, minilm, facts):
     """kNN-LM's own: keys over the whole context."""
-    return tl.build(smol, facts[:10], embedder=minilm, context="full")
+    return tl.build(smol, facts, embedder=minilm, context="full")
 
 
 @pytest.mark.parametrize("name", ["cad", "id", "dola", "kate", "knn-lm"])

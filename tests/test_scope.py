@@ -123,28 +123,23 @@ def test_a_text_asks_for_one_kind_of_thing(text, wanted):
             "Repeat my question first: did Mr. Fox meet J. K. Rowling?",
             FormRequest(opening="did Mr. Fox meet J. K. Rowling?"),
         ),
+        # Negated, or quoted: not requested.
+        ("Do not repeat the question. Are bats blind?", FormRequest()),
+        ("Don't begin with 'Well,'. Are bats blind?", FormRequest()),
+        ("I don\u2019t want your answer to start with 'Well,'. Are bats blind?", FormRequest()),
+        ("Don't begin with 'Well,' or end with 'So long!' Are bats blind?", FormRequest()),
+        ("Do not use capital letters. Are bats blind?", FormRequest()),
+        (
+            "What did Neil Armstrong mean by his first words 'one small step for man'?",
+            FormRequest(),
+        ),
+        ("Which leader said 'Ich bin ein Berliner'?", FormRequest()),
+        ("Why do fairy tales start with 'Once upon a time'?", FormRequest()),
+        ("I watched the end of 'Jaws'. Are sharks real?", FormRequest()),
     ],
 )
 def test_a_form_is_read_from_known_words(text, form):
     assert read_form(text) == form
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Do not repeat the question. Are bats blind?",
-        "Don't begin with 'Well,'. Are bats blind?",
-        "I don\u2019t want your answer to start with 'Well,'. Are bats blind?",
-        "Don't begin with 'Well,' or end with 'So long!' Are bats blind?",
-        "Do not use capital letters. Are bats blind?",
-        "What did Neil Armstrong mean by his first words 'one small step for man'?",
-        "Which leader said 'Ich bin ein Berliner'?",
-        "Why do fairy tales start with 'Once upon a time'?",
-        "I watched the end of 'Jaws'. Are sharks real?",
-    ],
-)
-def test_a_negated_or_quoted_form_is_not_requested(text):
-    assert read_form(text) == FormRequest()
 
 
 @pytest.mark.parametrize(
@@ -170,11 +165,7 @@ def test_a_yes_or_no_is_requested_in_known_words(text, wanted):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "\n" * 50_000,
-        "say" + " " * 50_000,
-        "don't begin with 'a' " * 2_000,
-    ],
+    ["\n" * 50_000, "say" + " " * 50_000, "don't begin with 'a' " * 2_000],
     ids=lambda text: repr(text[:10]),
 )
 def test_a_long_turn_takes_a_time_that_grows_with_its_length(text):
@@ -299,9 +290,6 @@ def test_what_no_part_brings_in_answers_the_part_of_the_first():
     assert [(one.probability, one.part) for one in found] == [(0.9, 1), (0.7, 1)]
     assert in_scope([out], [0.5]) == []
     assert [one.part for one in in_scope([first, whole], [0.5, 0.1])] == [1, 0]
-
-
-# Scope and edits of a space.
 
 
 # The question among tokens.

@@ -271,10 +271,6 @@ class Decoding:
     def running(self) -> int:
         return len(self._live)
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, request: Request) -> int:
         """Add a request to those that wait; the ticket identifies it in this loop."""
         needed = len(request.contexts) * (request.longest + request.room)
