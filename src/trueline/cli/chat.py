@@ -19,7 +19,6 @@ from trueline.cli.screen import (
 )
 from trueline.errors import OutputError, TruelineError
 from trueline.methods import PLAIN, make_method, names_in_words
-from trueline.session import is_shipped, space_for
 from trueline.settings import read_settings
 from trueline.text import counted, visible_line
 
@@ -55,6 +54,8 @@ class Chat:
     @property
     def prompt(self) -> str:
         """The method and the space, shown before a line."""
+        from trueline.session import is_shipped
+
         name = "no space" if self.space is None else "a space in memory"
         if self.space is not None and self.space.folder is not None:
             name = "the shipped facts" if is_shipped(self.space) else self.space.folder.name
@@ -77,6 +78,8 @@ class Chat:
         self, name: str, space: GroundingSpace | None, settings: dict[str, object] | None = None
     ) -> None:
         """Go on with a method on a space; entries that it needs are built."""
+        from trueline.session import space_for
+
         with progress_bars("") as progress:
             space = space_for([name], self.lm, space, progress=partial(progress, ENTRIES))
         method = make_method(name, space=space, settings=settings)

@@ -6,7 +6,6 @@ import click
 
 from trueline.cli.options import json_option
 from trueline.cli.screen import print_json, print_table, show_line, size
-from trueline.engines.models import ALIASES, fetch_alias, folder_size, remove_alias
 
 
 @click.group(invoke_without_command=True)
@@ -23,6 +22,8 @@ def models(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
+    from trueline.engines.models import ALIASES
+
     rows = ALIASES.values()
     if as_json:
         names = ("name", "kind", "size", "licence", "is_cached", "description")
@@ -45,6 +46,8 @@ def pull(name: str) -> None:
     Example:
       trueline models pull gemma3-270m
     """
+    from trueline.engines.models import fetch_alias, folder_size
+
     folder = fetch_alias(name)
     show_line(f"{name} is here: {folder}, {size(folder_size(folder))}")
 
@@ -58,6 +61,8 @@ def rm(name: str) -> None:
     Example:
       trueline models rm gemma3-270m
     """
+    from trueline.engines.models import remove_alias
+
     freed = remove_alias(name)
     show_line(
         f"{name} was not here" if freed is None else f"{name} is gone: {size(freed)} freed"

@@ -14,7 +14,6 @@ from trueline.cli.options import PATH, FlagEnvvarOption, device_option, dtype_op
 from trueline.cli.screen import note, progress_bars, show
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError, import_extra
-from trueline.session import check_parts
 from trueline.settings import read_settings
 
 
@@ -98,6 +97,7 @@ def serve(
         return
     from trueline.serve import process
     from trueline.serve.schemas import Limits
+    from trueline.session import check_parts
 
     keys = access.read_keys(key_file, os.environ)
     process.check_host(host, keys)

@@ -13,7 +13,6 @@ import msgspec
 from trueline.cli import options, screen
 from trueline.engines import DEFAULT_EMBEDDER, DEFAULT_MODEL, load
 from trueline.errors import SettingError
-from trueline.session import check_parts
 from trueline.text import counted, shown
 
 if TYPE_CHECKING:
@@ -112,6 +111,7 @@ def build(
       trueline build facts.jsonl --context 8 --on ray --workers 4 --out rad.space
     """
     from trueline.prompts import Prompt, prompt_sets
+    from trueline.session import check_parts
     from trueline.store import check_folder, examples_of_space
 
     check_folder(out)  # this and the next lines, before anything heavy is imported
@@ -186,6 +186,8 @@ def add(
     Example:
       trueline add facts.space more.jsonl
     """
+    from trueline.session import check_parts
+
     check_parts((), space=folder, model=model, embedder=embedder)
     given = options.read_with(reading, examples)
     with screen.progress_bars("", f"opening {folder}") as progress:
@@ -358,6 +360,7 @@ def tune(
       trueline tune facts.space --undo
     """
     from trueline.examples import read_labeled
+    from trueline.session import check_parts
 
     if undo and questions is not None:
         raise SettingError("--undo takes no --questions: it only removes the tuned settings")
