@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,21 +27,11 @@ class RecordedRequest:
     banned: frozenset[int] = frozenset()  # tokens that the engine itself rules out
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What was decided at one step of one request."""
+class Outcome(NamedTuple):
+    """What became of a request: its tokens, and what was decided by step, if in scope."""
 
-    votes: Mapping[int, float]
-    candidates: Sequence[int]
-    lift: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a request: its tokens, and the decisions by step, none out of scope."""
-
-    tokens: Sequence[int]
-    decisions: Mapping[int, Decided]
+    tokens: list[int]
+    decisions: dict[int, dict]  # votes, candidates, lift
 
 
 class Recording:
@@ -80,8 +71,8 @@ class Recording:
         def watched_candidates(correction, votes, logits):
             found = candidates(correction, votes, logits)
             if found:
-                decided = {"votes": votes.tokens, "candidates": found}
-                self._decided[self._owners[logits.numpy().tobytes()]] = decided
+                owner = self._owners[logits.numpy().tobytes()]
+                self._decided[owner] = {"votes": votes.tokens, "candidates": found}
             return found
 
         def watched_lift(base, candidates, *, margin, strength):
@@ -102,15 +93,11 @@ class Recording:
         """The answers with what was decided at their steps, up to the token that ends each."""
         found = []
         for number, answer in enumerate(answers):
-            tokens = self._ended(list(answer))
-            steps = [step for step in range(len(tokens)) if (number, step) in self._decided]
-            found.append(
-                Outcome(
-                    tokens, {step: Decided(**self._decided[number, step]) for step in steps}
-                )
-            )
+            tokens = self.ended(list(answer))
+            decided = {step: self._decided.get((number, step)) for step in range(len(tokens))}
+            found.append(Outcome(tokens, {step: own for step, own in decided.items() if own}))
         return found
 
-    def _ended(self, tokens: list[int]) -> list[int]:
+    def ended(self, tokens: list[int]) -> list[int]:
         ends = [at for at, token in enumerate(tokens) if token in self.ends]
         return tokens[: ends[0] + 1] if ends else tokens

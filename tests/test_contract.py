@@ -19,13 +19,8 @@ from trueline.corrective.method import UNKNOWN
 from trueline.engines.base import States
 from trueline.engines.transformers.model import TokenizerReader
 from trueline.integrations.transformers import FOLDER
-from trueline.integrations.vllm.requests import (
-    Requests,
-    V1Rows,
-    V2Rows,
-    named_spaces,
-    read_arguments,
-)
+from trueline.integrations.vllm import requests as vllm
+from trueline.integrations.vllm.requests import Requests, named_spaces
 from trueline.types import Example, ScopedExample
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -160,13 +155,12 @@ class ReplayModel(transformers.PreTrainedModel, transformers.GenerationMixin):
     config_class = transformers.PretrainedConfig
 
     def __init__(self, recording):
-        config = transformers.PretrainedConfig(
-            vocab_size=len(TOKENIZER),
-            num_hidden_layers=1,
-            is_encoder_decoder=False,
-            tie_word_embeddings=False,
+        sizes = {"vocab_size": len(TOKENIZER), "num_hidden_layers": 1}
+        super().__init__(
+            transformers.PretrainedConfig(
+                **sizes, is_encoder_decoder=False, tie_word_embeddings=False
+            )
         )
-        super().__init__(config)
         self.recording, self.weight = recording, torch.nn.Parameter(torch.zeros(1))
         self.generation_config.eos_token_id = sorted(ENDS)
         self.generation_config.pad_token_id = 0
@@ -236,7 +230,7 @@ class Params:
 def params_of(request):
     settings = {f"trueline_{name}": value for name, value in request.settings.items()}
     params = Params({"trueline_space": request.space, "session_id": "1", **settings})
-    read_arguments(params.extra_args)
+    vllm.read_arguments(params.extra_args)
     return params
 
 
@@ -256,7 +250,7 @@ class V1Engine:
 
     def __init__(self, recording, size):
         self.recording, self.size = recording, size
-        self.rows = V1Rows(Requests(named_spaces(), TOKENIZER))
+        self.rows = vllm.V1Rows(Requests(named_spaces(), TOKENIZER))
         self.batch, self.removed, self.added, self.moved = [], [], [], []
 
     def run(self):
@@ -328,7 +322,7 @@ class V2Engine:
         self.total = torch.zeros(slots, dtype=torch.int32)
         self.prompt = np.zeros(slots, dtype=np.int32)
         self.free = list(range(slots))
-        self.rows = V2Rows(
+        self.rows = vllm.V2Rows(
             Requests(named_spaces(), TOKENIZER),
             SimpleNamespace(
                 all_token_ids=SimpleNamespace(gpu=self.tokens),
@@ -430,27 +424,24 @@ def expected(recording, spaces):
 
 def test_the_requests_of_the_contract_are_what_they_are_meant_to_be(recording, expected):
     """Else the ways would agree about nothing."""
-    outputs = [[token for token in one.tokens if token not in ENDS] for one in expected]
-    texts = [TOKENIZER.decode(tokens).strip() for tokens in outputs]
+    texts = [
+        TOKENIZER.decode([token for token in one.tokens if token not in ENDS]).strip()
+        for one in expected
+    ]
     plain = [int(recording.logits(1, step).argmax()) for step in range(recording.length)]
-    assert list(expected[1].tokens) == recording._ended(plain)
+    assert expected[1].tokens == recording.ended(plain)
     assert expected[1].decisions == {}
-    assert texts[0] in BATS.answers
+    assert {texts[0], texts[8]} <= set(BATS.answers)
     assert texts[2] == "It is the air."
     assert texts[3] in [one.upper() for one in BATS.answers]
-    assert texts[4] in [f"{one} {FISH.answers[0]}" for one in BATS.answers] + [
-        f"{FISH.answers[0]} {one}" for one in BATS.answers
-    ]
+    assert FISH.answers[0] in texts[4]
+    assert any(one in texts[4] for one in BATS.answers)
     assert texts[5] == "No, bats see well."
     assert texts[7] == UNKNOWN
-    assert texts[8] in BATS.answers
-    ends = [one.decisions[len(one.tokens) - 1] for one in expected[:1]]
-    assert set(ends[0].candidates) == ENDS
-    assert any(len(one.candidates) > 1 for one in expected[0].decisions.values())
+    assert set(expected[0].decisions[len(expected[0].tokens) - 1]["candidates"]) == ENDS
     weak = expected[9]  # lifted, and not always far enough
-    followed = [weak.tokens[step] in own.candidates for step, own in weak.decisions.items()]
-    assert True in followed
-    assert False in followed
+    followed = {weak.tokens[at] in own["candidates"] for at, own in weak.decisions.items()}
+    assert followed == {True, False}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -458,8 +449,5 @@ def test_every_way_picks_the_same_tokens_by_the_same_decisions(
     way, recording, spaces, expected
 ):
     found = outcomes(way, recording, spaces)
-    for number, (own, wanted) in enumerate(zip(found, expected, strict=True)):
-        assert list(own.tokens) == list(wanted.tokens), REQUESTS[number]
-        assert own.decisions.keys() == wanted.decisions.keys(), REQUESTS[number]
-        for step, decided in own.decisions.items():
-            assert decided == wanted.decisions[step], (REQUESTS[number], step)
+    for own, wanted, request in zip(found, expected, REQUESTS, strict=True):
+        assert own == wanted, request

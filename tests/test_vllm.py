@@ -13,12 +13,7 @@ import trueline as tl
 from trueline.corrective.votes import Correction
 from trueline.errors import SettingError
 from trueline.integrations import vllm
-from trueline.integrations.vllm.requests import (
-    Requests,
-    V1Rows,
-    named_spaces,
-    read_arguments,
-)
+from trueline.integrations.vllm.requests import Requests, V1Rows, named_spaces, read_arguments
 
 COVERED, OTHER = "Are bats blind?", "Does water boil?"
 LOGITS = torch.zeros(1, len(TOKENIZER))
@@ -160,8 +155,7 @@ def test_without_vllm_the_processor_says_what_to_install():
 
 def interface(*abstract):
     """Stands for an interface of vLLM, with these methods to be written."""
-    methods = {name: abstractmethod(lambda *_: None) for name in abstract}
-    return ABCMeta("LogitsProcessor", (), methods)
+    return ABCMeta("Interface", (), dict.fromkeys(abstract, abstractmethod(lambda *_: None)))
 
 
 V1Interface = interface("__init__", "apply", "is_argmax_invariant", "update_state")
@@ -182,13 +176,10 @@ def processors(monkeypatch):
         for end in range(1, len(parts) + 1):
             monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType("stand-in"))
         sys.modules[name].__dict__.update(content)
-    monkeypatch.delitem(sys.modules, "trueline.integrations.vllm.processors", raising=False)
-    monkeypatch.delattr(vllm, "processors", raising=False)
     from trueline.integrations.vllm import processors
 
     yield processors
-    monkeypatch.delitem(sys.modules, "trueline.integrations.vllm.processors", raising=False)
-    monkeypatch.delattr(vllm, "processors", raising=False)
+    del sys.modules["trueline.integrations.vllm.processors"], vllm.processors
 
 
 def config(*, named=(), is_async=False):
@@ -217,15 +208,13 @@ def test_one_class_implements_both_interfaces_and_makes_that_of_its_caller(proce
     assert vllm.Corrective is processors.Corrective
 
 
-@pytest.mark.parametrize("why", ["no space", "named by the flag"])
-def test_the_plugin_does_nothing_without_spaces_or_beside_the_flag(
-    why, processors, monkeypatch
+@pytest.mark.parametrize("named", [[], ["trueline.integrations.vllm:Corrective"]])
+def test_the_plugin_does_nothing_without_spaces_or_with_the_flag(
+    named, processors, monkeypatch
 ):
-    if why == "no space":
+    if not named:
         monkeypatch.delenv("TRUELINE_SPACES")
-        given = config(is_async=True)
-    else:
-        given = config(named=["trueline.integrations.vllm:Corrective"], is_async=True)
+    given = config(named=named, is_async=True)
     v1, v2 = processors.Plugin(given, *V1_GIVEN), processors.Plugin(given, *V2_GIVEN)
     added(v1, (Params(), prompt(COVERED), []))
     assert v1.is_argmax_invariant()
