@@ -195,19 +195,16 @@ class TruelineLM(TemplateLM):
             0, len(contexts), self.batch_size, desc="scoring", disable=is_hidden
         ):
             batch = contexts[start : start + self.batch_size]
-            numbers = [number for context in batch for number in by_context[context]]
+            pairs = [(context, number) for context in batch for number in by_context[context]]
             rows = [
                 Continuation(TokenContext(context), (context,), tuple(requests[number][2]))
-                for context in batch
-                for number in by_context[context]
+                for context, number in pairs
             ]
             results = score_continuations(self.lm, self.method, rows)
-            for number, (total, is_greedy) in zip(numbers, results, strict=True):
+            for (_, number), (total, is_greedy) in zip(pairs, results, strict=True):
                 scores[number] = (max(total, LEAST), is_greedy)
-                if requests[number][0] is not None:
-                    self.cache_hook.add_partial(
-                        "loglikelihood", requests[number][0], scores[number]
-                    )
+                if texts := requests[number][0]:
+                    self.cache_hook.add_partial("loglikelihood", texts, scores[number])
         return scores
 
     def loglikelihood_rolling(
