@@ -35,6 +35,13 @@ def browser():
         opened.close()
 
 
+def watch(page, known, noise):
+    """Note the errors of a page, its dialogs, and requests to what is not known."""
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda r: r.url.startswith(known) or noise.append(r.url))
+
+
 @pytest.fixture
 def visit(browser, tmp_path):
     """Open the page of an answer; it may request nothing, and nothing may go wrong."""
@@ -47,11 +54,8 @@ def visit(browser, tmp_path):
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: noise.append(message.text))
-        page.on("pageerror", lambda error: noise.append(str(error)))
-        page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
         address = (tmp_path / "page.html").as_uri()
-        known = (address, "data:,")
-        page.on("request", lambda request: request.url in known or noise.append(request.url))
+        watch(page, (address, "data:,"), noise)
         page.goto(address)
         return page
 

@@ -6,7 +6,7 @@ import pytest
 import tiny
 from conftest import EXAMPLES
 from server import in_thread
-from test_page import DESKTOP, PHONE, background, browser, playwright  # noqa: F401
+from test_page import DESKTOP, PHONE, background, browser, playwright, watch  # noqa: F401
 
 import trueline as tl
 from trueline.serve.access import Keys
@@ -32,14 +32,7 @@ def visit(browser, embedder):  # noqa: F811
             context = browser.new_context(**{"viewport": DESKTOP, **options})
             stack.callback(context.close)
             page = context.new_page()
-            page.on("pageerror", lambda error: noise.append(str(error)))
-            page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
-            page.on(
-                "request",
-                lambda request: (
-                    request.url.startswith((running.url, "data:")) or noise.append(request.url)
-                ),
-            )
+            watch(page, (running.url, "data:"), noise)
             page.goto(f"{running.url}/{key}")
             return page
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -55,13 +56,11 @@ def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool 
     """The answer, the other one, the sources, the scope and the changed tokens."""
     width, summary = max(width, _NARROWEST), explanation.summary
     has_scope = explanation.is_covered is not None
-    sources: list[str] = []
-    for line in source_lines(explanation):
-        sources += _wrapped("  " if line.startswith("  ") else "", line, width)
+    sources = source_lines(explanation)
     blocks: tuple[Iterable[str], ...] = (
         _wrapped("", explanation.question, width),
         _answers(explanation, width),
-        sources,
+        chain(*(_wrapped("  " * x.startswith("  "), x, width) for x in sources)),
         _scope(explanation.scope or (), width, with_signals),
         _figures(summary, width),
         _changes(explanation.steps, width),
@@ -101,17 +100,12 @@ def _scope(near: Sequence[NearExample], width: int, with_signals: bool) -> Itera
                 why += f" {name}: {'; '.join(reasons)}."
         yield from _wrapped("  ", f"{one.example}: {one.question}", width)
         yield from _wrapped("    ", why, width)
-        if with_signals and has_reasons:
-            yield from _signals(one, width)
-
-
-def _signals(near: NearExample, width: int) -> Iterator[str]:
-    for name, sign in (("for", 1), ("against", -1)):
-        found = [signal for signal in near.signals if signal.effect * sign > 0]
-        for signal in found[:_SIGNALS]:
-            figures = f"{name:<9}{signal.effect:+5.1f}  {signal.value:5.2f}  "
-            yield from _wrapped(f"      {figures}", signal.words, width)
-            name = ""
+        for name, sign in (("for", 1), ("against", -1)) if with_signals and has_reasons else ():
+            found = [signal for signal in one.signals if signal.effect * sign > 0]
+            for signal in found[:_SIGNALS]:
+                figures = f"{name:<9}{signal.effect:+5.1f}  {signal.value:5.2f}  "
+                yield from _wrapped(f"      {figures}", signal.words, width)
+                name = ""
 
 
 def _figures(summary: Summary, width: int) -> Iterator[str]:
@@ -132,15 +126,12 @@ def _percent(share: float) -> str:
 def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
     """One line a changed token, with the example that pushed it most."""
     head = f"{'token':>5}  {'wanted':<14} {'chosen':<14} {'move':>8} {'hits':>5}  moved most by"
-    for step in steps:
-        if not step.flipped:
-            continue
-        if head:
-            yield _shortened(head, width)
-            head = ""
-        wanted, chosen = (
-            set_cell_size(_quoted(one, 14), 14) for one in (step.wanted, step.text)
-        )
+    flipped = [step for step in steps if step.flipped]
+    if flipped:
+        yield _shortened(head, width)
+    for step in flipped:
+        both = (step.wanted, step.text)
+        wanted, chosen = (set_cell_size(_quoted(one, 14), 14) for one in both)
         line = f"{step.number:>5}  {wanted} {chosen} {step.move:>+z8.2f} {step.hits:>5}  "
         if (best := _strongest(step.neighbors)) is None:
             line += "no example"

@@ -98,21 +98,15 @@ def _inputs(catalog: Catalog, body: CompletionBody) -> list[Input]:
     if len(questions) != len(prompts):
         problem = f"{len(questions)} questions for {len(prompts)} prompts"
         raise invalid("trueline.question", problem)
-    for one in questions:
+    inputs: list[Input] = []
+    for prompt, one in zip(prompts, questions, strict=True):
         if one is not None:
             check_question(one, "trueline.question")
-    return [
-        (TokenContext(_tokens(catalog, prompt), one), len(prompt))
-        for prompt, one in zip(prompts, questions, strict=True)
-    ]
-
-
-def _tokens(catalog: Catalog, prompt: str | list[int]) -> tuple[int, ...]:
-    """The tokens of a prompt; a control token that is spelled out in a text is text."""
-    if not isinstance(prompt, str):
-        return tuple(prompt)
-    check_text(prompt, "prompt")
-    return tuple(encode_plain(prompt, catalog.lm.tokenizer, special=True))
+        if isinstance(prompt, str):  # a control token that is spelled out in it is text
+            check_text(prompt, "prompt")
+            prompt = encode_plain(prompt, catalog.lm.tokenizer, special=True)
+        inputs.append((TokenContext(tuple(prompt), one), len(prompt)))
+    return inputs
 
 
 def _prompts(body: CompletionBody) -> Sequence[str | list[int]]:
