@@ -13,6 +13,7 @@ import click
 from trueline import __version__
 from trueline.cli import screen, spaces
 from trueline.cli.ask import ask
+from trueline.cli.audit import audit
 from trueline.cli.chat import chat
 from trueline.cli.compare import compare
 from trueline.cli.eval import evaluate
@@ -25,7 +26,7 @@ from trueline.errors import TruelineError
 from trueline.text import visible_line
 
 _STRAY_BREAK = re.compile(r"\n(?!  |\(see `)")  # in a message: part of a name it quotes
-_RESUMED = ("build", "eval", "reproduce")  # commands that keep what they have done
+_RESUMED = ("audit", "build", "eval", "reproduce")  # commands that keep what they have done
 _OBJECTS_UNTIL_COLLECTION = 100_000
 
 
@@ -53,7 +54,7 @@ def cli() -> None:
 
 _SPACES = (models, *spaces.COMMANDS)
 _ANSWERING = (ask, chat, compare, explain, serve)
-_MEASURING = (evaluate, report, reproduce)
+_MEASURING = (evaluate, report, reproduce, audit)
 for command in (*_SPACES, *_ANSWERING, *_MEASURING):
     for param in command.params:
         param.callback = param.callback or check_texts

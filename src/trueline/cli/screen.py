@@ -163,10 +163,14 @@ def size(count: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Anything as JSON that every reader takes: a number that is not finite is null."""
     is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    write(json_text(value, ensure_ascii=is_ascii))
+
+
+def json_text(value: Any, *, ensure_ascii: bool = False) -> str:
+    """Anything as JSON that every reader takes: a number that is not finite is null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-    write(visible_json(json.dumps(finite, indent=1, ensure_ascii=is_ascii)) + "\n")
+    return visible_json(json.dumps(finite, indent=1, ensure_ascii=ensure_ascii)) + "\n"
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ _BUILT_IN = {
     "kate": "trueline.methods.prompting:KATE",
     "lookup": "trueline.corrective.method:Lookup",
 }
+_ADDED: dict[str, type[Method]] = {}  # processors that this process may run, by path
 
 
 def built_in_names() -> list[str]:
@@ -48,12 +49,23 @@ def built_in_names() -> list[str]:
 
 def method_names() -> list[str]:
     """The names of all methods, the built-in ones first."""
-    return [*_BUILT_IN, *(name for name in _plugged_in() if name not in _BUILT_IN)]
+    plugged_in = (name for name in _plugged_in() if name not in _BUILT_IN)
+    return [*_BUILT_IN, *plugged_in, *_ADDED]
+
+
+def add_processor(path: str) -> None:
+    """Make a method of the transformers LogitsProcessor at `module:Name`.
+
+    Its module is imported: only what a user typed may come here, never a plan or a request.
+    """
+    from trueline.methods.processor import processor_method
+
+    _ADDED[path] = processor_method(path)
 
 
 def check_method_name(name: str) -> None:
     """Refuse an unknown name, without importing a method; the error lists all names."""
-    if name not in _BUILT_IN and name not in _plugged_in():
+    if name not in (*_BUILT_IN, *_ADDED) and name not in _plugged_in():
         near = get_close_matches(name, method_names(), n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise SettingError(
@@ -63,6 +75,8 @@ def check_method_name(name: str) -> None:
 
 def method_class(name: str) -> type[Method]:
     check_method_name(name)
+    if name in _ADDED:
+        return _ADDED[name]
     if name not in _BUILT_IN:
         return _load(_plugged_in()[name])
     module, attribute = _BUILT_IN[name].split(":")

@@ -116,6 +116,7 @@ class Adjusted:
     logits: torch.Tensor  # (rows, vocabulary)
     evidence: Sequence[Evidence] = ()
     stretch: torch.Tensor | None = None  # (rows,) divides logits before probabilities are read
+    window: Callable[[int], str] | None = None  # the text that was looked up for a row
 
 
 class Method:
