@@ -256,3 +256,18 @@ def test_logits_as_wide_as_hidden_states_are_refused(space):
     entries = space.entries.truthful
     flaw = RadEntries(logits, entries).flaw(space.examples, entries.keys.shape[1])
     assert "values have 32 numbers" in flaw
+
+
+@pytest.mark.parametrize("window", ["template", "text", "answer"])
+def test_a_trace_has_the_window_whose_neighbors_each_step_had(window, lm, examples, embedder):
+    space = tl.build(lm, examples, embedder=embedder, context=4, window=window)
+    method = tl.RAD(space, tau=0.3)
+    answer = tl.generate(lm, method, "Are bats blind?", max_new_tokens=6, stop=[], trace=True)
+    retriever = open_retriever(space, lm.device)
+    windows = [step.window for step in answer.trace]
+    hits = retriever.above(retriever.embed(windows), tau=0.3).count(len(windows))
+    assert hits.tolist() == [step.hits for step in answer.trace]
+    assert max(step.hits for step in answer.trace) > 0
+    assert len(set(windows)) == len(windows)
+    plain = tl.generate(lm, tl.Greedy(), "Are bats blind?", max_new_tokens=2, trace=True)
+    assert {step.window for step in plain.trace} == {""}

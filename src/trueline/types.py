@@ -110,6 +110,7 @@ class TraceStep:
     entropy: float  # of the model's own distribution, in nats
     flipped: bool  # whether the picked token is not the model's own first choice
     probability: float | None = None  # of the picked token, after the method
+    window: str = ""  # the text that was looked up, of a method that looks up entries
 
 
 @dataclass(frozen=True, slots=True)

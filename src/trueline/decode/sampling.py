@@ -106,6 +106,7 @@ def trace_step(step: Step, adjusted: Adjusted, row: int, token: int) -> TraceSte
         entropy=float(entropy(base[None])),
         flipped=token != first,
         probability=float(probabilities[token]),
+        window=adjusted.window(row) if adjusted.window else "",
     )
 
 

@@ -22,7 +22,17 @@ __all__ = ["Explanation", "OtherAnswer", "check_explanation_path", "explain"]
 
 _SUFFIXES = (".html", ".json", ".txt")
 _OF_ANSWER = ("question", "method", "finish", "prompt_tokens", "is_covered", "sources", "scope")
-_OF_STEP = ("token", "flipped", "move", "hits", "entropy", "base", "final", "neighbors")
+_OF_STEP = (
+    "token",
+    "flipped",
+    "move",
+    "hits",
+    "entropy",
+    "base",
+    "final",
+    "neighbors",
+    "window",
+)
 _BROKEN = "\ufffd"  # what part of a character decodes to
 _REACH = 16  # characters that a run of such parts may decode to
 
@@ -53,6 +63,7 @@ class ExplainedStep:
     base: tuple[Candidate, ...]
     final: tuple[Candidate, ...]
     neighbors: tuple[Neighbor, ...]
+    window: str = ""  # the text that was looked up
 
 
 @dataclass(frozen=True, slots=True)

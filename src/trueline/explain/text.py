@@ -64,6 +64,7 @@ def as_text(explanation: Explanation, width: int = WIDTH, *, with_signals: bool 
         _scope(explanation.scope or (), width, with_signals),
         _figures(summary, width),
         _changes(explanation.steps, width),
+        _windows(explanation.steps, width),
         () if has_scope else _cited(summary, width),  # which the sources show
     )
     return "\n\n".join("\n".join(lines) for block in blocks if (lines := list(block)))
@@ -139,6 +140,16 @@ def _changes(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
             line += safe(best.example)
             near = f" ({best.nearness} {best.similarity:.2f}, push {best.push:+z.2f})"
             line += near if cell_len(line + near) <= width else ""
+        yield _shortened(line, width)
+
+
+def _windows(steps: Sequence[ExplainedStep], width: int) -> Iterator[str]:
+    """One line a step: the window that was looked up, and how many entries were near to it."""
+    if any(step.window for step in steps):
+        yield _shortened(f"{'token':>5}  {'chosen':<14} {'hits':>5}  window", width)
+    for step in (one for one in steps if one.window):
+        chosen = set_cell_size(_quoted(step.text, 14), 14)
+        line = f"{step.number:>5}  {chosen} {step.hits:>5}  {_quoted(step.window, width)}"
         yield _shortened(line, width)
 
 

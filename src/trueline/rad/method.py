@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -92,6 +92,12 @@ class EntryMethod(SpaceMethod):
         embed = self.retriever(rows.lm).prepare(windows)
         return lambda: self.retrieve(rows.lm, embed())
 
+    def window(self, rows: Rows, row: int) -> str:
+        """The text whose embedding is e_t of a row."""
+        one = slice(row, row + 1)
+        own = Rows(rows.lm, rows.contexts[one], rows.starts[one], rows.questions[one])
+        return windows_of(own, entries_of(self.space).settings)[0]
+
     def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         """The entries near to the embedded windows e_t (rows, dimension)."""
         raise NotImplementedError
@@ -131,16 +137,17 @@ class RAD(EntryMethod):
         """l_final of every row, from which the loop picks x_t."""
         # Stage 1: retrieve S with e_t (see `prefetch`), mostly while the model read.
         S = self.prefetch(step.rows)() if step.fetched is None else step.fetched
+        window = partial(self.window, step.rows)  # for a trace
         # Stage 2: aggregate with w_i.
         sets = self.weighed(step.rows, S)
         if not any(map(len, sets)):  # S is empty in every row
-            return Adjusted(step.logits, sets)
+            return Adjusted(step.logits, sets, window=window)
         # Where the head is linear, l are states: its logits of the sum are the sum of logits.
         l_base, is_state = self._base(step)
         l_agg = [near.aggregated(is_state=is_state) for near in sets]  # sum_{i in S} w_i l_i
         # Stage 3: add alpha * l_agg.
         l_final = self.add(l_base, l_agg, sets)
-        return self._adjusted(step, l_final, sets, is_state)
+        return replace(self._adjusted(step, l_final, sets, is_state), window=window)
 
     def retrieve(self, lm: Engine, e_t: Tensor) -> Found:
         """S = {i : s_i > tau}, s_i = cos(e_t, e_i)."""
@@ -366,7 +373,7 @@ class KNNLM(EntryMethod):
         keep = math.log1p(-self.lam) if self.lam < 1 else -math.inf
         mixed = torch.logaddexp(p_model + keep, p_knn.log() + math.log(self.lam))
         neighbors = Neighbors(self.space, lm, retriever, hits, weights, self.lam, count, True)
-        return Adjusted(mixed, (neighbors,))
+        return Adjusted(mixed, (neighbors,), window=partial(self.window, step.rows))
 
 
 def neutralize(fused: Tensor, hit: Tensor, alpha: float) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from trueline.cluster import Cluster
 from trueline.errors import ModelError
 from trueline.lab.paper.compare import (
-    FigurePair,
     case_grid,
     cases_of,
     caveats,
@@ -20,12 +20,13 @@ from trueline.lab.paper.compare import (
     pair_grid,
     paper_grid,
 )
-from trueline.lab.paper.recipes import PlanKeys, paper, plans_of, recipe_named
+from trueline.lab.paper.recipes import PaperRecipe, PlanKeys, paper, plans_of, recipe_named
 from trueline.lab.paper.spaces import measure_spaces, our_times, space_caveats, space_section
+from trueline.lab.paper.windows import window_steps
 from trueline.lab.plan import Plan
 from trueline.lab.report.pages import LEAD, facts_of, warnings_of
 from trueline.lab.report.plots import plots_of
-from trueline.lab.report.tables import Document, Grid, GridText, Section, tables_of
+from trueline.lab.report.tables import Document, Grid, GridText, Section, grids_of, tables_of
 from trueline.lab.results import RunResults, plain, read_results
 from trueline.lab.run import OnLabelledProgress, run_plan
 
@@ -45,6 +46,7 @@ def reproduce(
     given: PlanKeys | None = None,
     *,
     is_full: bool = False,
+    on: Cluster | None = None,
     progress: OnLabelledProgress | None = None,
 ) -> Reproduced:
     """Run a recipe into a folder, or resume it there; `given` are keys of a run.toml."""
@@ -57,27 +59,11 @@ def reproduce(
         models = sorted({one.model for one in measured})
         data = {"figures": [one.plain() for one in measured], "models": models, "warnings": {}}
     else:
-        results, left_out = _run(plans, Path(folder), progress)
+        results, left_out = _run(plans, Path(folder), on, progress)
         tables = tables_of(results)
         notes = [*left_out, *caveats(recipe, tables)]
         ours = our_text_figures(recipe.show, tables)
-        sections, both, cases = [], list[FigurePair](), list[dict[str, Any]]()
-        for table, plots in zip(tables, plots_of(tables), strict=True):
-            pairs = figure_pairs(recipe, table)
-            shown = cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
-            grid = case_grid(shown) if shown else pair_grid(table, pairs)
-            parts = (warnings_of(table), (grid,) if grid.rows else (), plots)
-            sections.append(Section(table.title, *parts, facts_of(table.cells)))
-            both, cases = both + pairs, cases + shown
-        data = {
-            "figures": [pair.plain() for pair in both],
-            "models": sorted({table.model for table in tables}),
-            "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
-            "warnings": {section.title: list(section.warnings) for section in sections},
-            "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
-        }
-        if recipe.show == "cases":
-            data |= {"cases": cases, "paper_cases": msgspec.to_builtins(paper().cases)}
+        sections, data = _compare(recipe, plans, results)
         counts = [x.counts["generate"].answered for table in tables for x in table.rows]
         title += ", N = " + " to ".join(map(str, sorted({min(counts), max(counts)})))
         title += "" if min(counts) >= _ENOUGH else " (a smoke test: that it runs, no more)"
@@ -99,13 +85,16 @@ def reproduce(
 
 
 def _run(
-    plans: Sequence[Plan], folder: Path, progress: OnLabelledProgress | None
+    plans: Sequence[Plan],
+    folder: Path,
+    on: Cluster | None,
+    progress: OnLabelledProgress | None,
 ) -> tuple[RunResults, list[str]]:
     """Run plans into one folder; a model or embedder that is not available is left out."""
     ids, left_out = set[str](), list[str]()
     for plan in plans:
         try:
-            outcome = run_plan(plan, folder, progress=progress)
+            outcome = run_plan(plan, folder, on=on, progress=progress)
             ids |= {summary.cell for summary in outcome.cells}
         except ModelError as error:
             left_out.append(f"Left out: {error}")
@@ -114,3 +103,36 @@ def _run(
     results = read_results(folder)
     cells = tuple(cell for cell in results.cells if cell.id in ids)
     return replace(results, cells=cells), left_out
+
+
+def _compare(
+    recipe: PaperRecipe, plans: Sequence[Plan], results: RunResults
+) -> tuple[list[Section], dict[str, Any]]:
+    """The tables of a run next to the paper's, as sections and as JSON."""
+    tables, sections = tables_of(results), []
+    figures, cases = list[dict[str, Any]](), list[dict[str, Any]]()
+    looked_up = list[dict[str, Any]]()
+    for table, plots in zip(tables, plots_of(tables), strict=True):
+        pairs = figure_pairs(recipe, table)
+        figures += [pair.plain() for pair in pairs]
+        shown = cases_of(plans[0], results.folder, table) if recipe.show == "cases" else []
+        cases += shown
+        grid = case_grid(shown) if shown else pair_grid(table, pairs)
+        facts, grids = facts_of(table.cells), [grid] if grid.rows else []
+        if recipe.show == "windows":
+            steps = [window_steps(one, results.folder, table) for one in plans]
+            looked_up += [{"benchmark": table.benchmark, **one.plain()} for one in steps]
+            grids = [*(one.grid() for one in steps), *grids_of(table)]
+        sections.append(Section(table.title, warnings_of(table), tuple(grids), plots, facts))
+    data = {
+        "figures": figures,
+        "models": sorted({table.model for table in tables}),
+        "judges": list(dict.fromkeys(j for cell in results.cells for j in cell.judges)),
+        "warnings": {section.title: list(section.warnings) for section in sections},
+        "cells": [plain(cell.head) for cell in results.cells],  # settings, hashes, versions
+    }
+    if recipe.show == "windows":
+        data |= {"windows": looked_up}
+    if recipe.show == "cases":
+        data |= {"cases": cases, "paper_cases": msgspec.to_builtins(paper().cases)}
+    return sections, data
