@@ -210,6 +210,19 @@ def test_a_report_shows_controls_below_their_method_and_marks_the_gain(committed
     assert any(",wrong answers," in line for line in lines)
 
 
+def test_a_gain_that_stays_without_the_boundary_steps_is_not_taken_back():
+    plain, rad = runs([True, False], id="g", method="greedy"), runs([True, True])
+    boundary, wrong = ([runs([True, last], id=str(last))] for last in (True, False))
+    column = Column(MEASURES["truth"], JUDGE)
+    assert effect_of([rad], [plain], {Control.BOUNDARY: boundary}, column) is None
+    found = effect_of([rad], [plain], {Control.WRONG: boundary}, column)
+    assert found.finding == "shared"
+    found = effect_of(
+        [rad], [plain], {Control.BOUNDARY: boundary, Control.WRONG: wrong}, column
+    )
+    assert found is None or Control.BOUNDARY not in found.controls
+
+
 def test_a_gain_that_a_control_shares_is_no_effect():
     plain, rad = runs([True, False], id="g", method="greedy"), runs([True, True])
     shuffled = runs([True, True], control=Control.SHUFFLED, id="s")

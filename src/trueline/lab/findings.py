@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trueline.lab.measures import Cells, Column, agreements, columns_of, difference_from
+from trueline.lab.plan import Control
 from trueline.lab.results import CellResults
 from trueline.lab.statistics import Difference
 
@@ -48,8 +49,13 @@ class Effect:
 def effect_of(
     ours: Cells, plain: Cells, controls: Mapping[str, Cells], column: Column
 ) -> Effect | None:
-    """What the controls show about a gain; None without a gain or without common samples."""
-    leads = {name: difference_from(cells, ours, column) for name, cells in controls.items()}
+    """What the controls show about a gain; None without a gain or without common samples.
+
+    The control without boundary steps has the true examples: it shows where a gain comes from,
+    and not whether the examples are its cause.
+    """
+    others = {name: cells for name, cells in controls.items() if name != Control.BOUNDARY}
+    leads = {name: difference_from(cells, ours, column) for name, cells in others.items()}
     known = {name: lead for name, lead in leads.items() if lead is not None}
     if not known or (change := difference_from(plain, ours, column)) is None:
         return None
