@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import EXAMPLES
+from conftest import EXAMPLES, run_command
 
 import trueline as tl
 from trueline.cli import cli
@@ -36,7 +36,8 @@ from trueline.lab.statistics import rank_correlation
 from trueline.types import Example
 
 NAMES = """main halueval ood sizes training-size chunk-size tau alpha embedder exact-match
-    interventions reliability latency second-judge lexical cases""".split()
+    interventions reliability latency second-judge lexical cases windows aggregation
+    fusion""".split()
 JUDGED = ("truth", "info", "truth_info")
 TINY = {"benchmarks": ["facts"], "ground": 3, "test": 2, "max_new_tokens": 6}
 
@@ -70,6 +71,18 @@ def test_products_and_changes_are_right_but_for_the_misprints():
         if one.kind != "sum"  # that of the worked example
     }
     assert found == pytest.approx(known, abs=0.06)
+
+
+def test_an_average_is_that_of_its_cells_but_for_the_misprint():
+    table, (one,) = figures("ood"), misprinted("average").values()
+    gains = {
+        (model, benchmark): numbers[2] - table[model, benchmark, "kate"][2]
+        for (model, benchmark, row), numbers in table.items()
+        if row == "rad"
+    }
+    on_truthfulqa = [gain for (_, name), gain in gains.items() if name == "truthfulqa"]
+    assert sum(gains.values()) / 8 == pytest.approx(one.worked, abs=0.06)
+    assert sum(on_truthfulqa) / 4 == pytest.approx(one.printed, abs=0.06)
 
 
 def test_two_tables_give_the_same_figures_of_one_run():
@@ -156,7 +169,8 @@ def test_every_recipe_is_named_and_listed_once():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_plans_whose_answers_and_examples_it_counts(name):
     recipe = recipe_named(name)
-    plans, whole = plans_of(recipe, {}), plans_of(recipe, {}, is_full=True)
+    two = {"judges": ["offline", "local"]} if name == "second-judge" else {}
+    plans, whole = plans_of(recipe, {}), plans_of(recipe, two, is_full=True)
     assert all(plan.judges and 8 <= plan.test <= 32 for plan in plans)
     assert {plan.test for plan in whole} == {None}
     answers = examples = 0
@@ -227,7 +241,7 @@ def test_the_notes_give_the_reasons_why_figures_cannot_be_compared(alpha):
     first, *more = made.data["notes"]
     assert first == (
         "The figures cannot be compared with the paper's, only the direction in which a method "
-        f"moves them. What differs: {', '.join(PARTS)}."
+        f"moves them. What differs: {', '.join(x for x in PARTS if x != 'documents')}."
     )
     notes = "\n".join(more)
     assert "Another model: ours is smollm2-135m" in notes
@@ -274,6 +288,8 @@ def as_in_the_paper(table, *, judge=f"{ITS_JUDGE}+paper", n=500, **changed):
         ({"max_new_tokens": 64}, "token limit"),
         ({"ground": 99}, "examples"),
         ({"draw": 1}, "examples"),
+        ({"judge": f"{ITS_JUDGE}@http://127.0.0.1:8000/v1+paper"}, "judge"),
+        ({"counts": {"rows": 10_000, "over 1,500 characters": 300}}, "documents"),
     ],
 )
 def test_figures_can_be_compared_only_if_every_part_agrees(changed, part, alpha):
@@ -282,6 +298,64 @@ def test_figures_can_be_compared_only_if_every_part_agrees(changed, part, alpha)
     assert [name for name, _ in differences(recipe, [made])] == ([part] if part else [])
     end = f"What differs: {part}." if part else "the figures can be compared."
     assert caveats(recipe, [made])[0].endswith(end)
+
+
+def test_figures_of_one_of_several_sizes_are_not_those_of_all(alpha):
+    (table,) = tables_of(read_results(alpha[1]))
+    recipe = recipe_named("training-size")
+    tables = [
+        as_in_the_paper(table, ground=count, n=417, judge=f"{ITS_JUDGE}+paper")
+        for count in recipe.grounds
+    ]
+    found = [dict(differences(recipe, some)) for some in (tables, tables[:1])]
+    assert ["examples" in one for one in found] == [False, True]
+    assert "Grounded in 10 examples" in found[1]["examples"]
+
+
+@pytest.mark.parametrize("name", ["reliability", "interventions", "cases"])
+def test_a_recipe_without_figures_of_a_table_names_its_judge_and_not_its_benchmark(name, alpha):
+    (table,) = tables_of(read_results(alpha[1]))
+    recipe = recipe_named(name)
+    made = replace(table, benchmark=recipe.plan["benchmarks"][0])
+    found = dict(differences(recipe, [made]))
+    assert "benchmark" not in found
+    assert "Another judge: ours is offline:" in found["judge"]
+
+
+def test_options_win_over_a_recipe_and_all_of_its_parts():
+    plans = plans_of(recipe_named("training-size"), {"methods": ["greedy", "sled"]})
+    assert {plan.methods for plan in plans} == {("greedy", "sled")}
+    (plan,) = plans_of(recipe_named("main"), {"seeds": [3], "device": "cpu", "batch_size": 2})
+    assert (plan.seeds, plan.device, plan.batch_size) == ((3,), "cpu", 2)
+
+
+def test_two_judges_at_the_papers_size_are_named_by_the_user():
+    recipe = recipe_named("second-judge")
+    with pytest.raises(SettingError, match="name both with --judge; the paper's are cohere:"):
+        plans_of(recipe, {}, is_full=True)
+    judges = ("offline", "local:smollm2-135m")
+    assert plans_of(recipe, {"judges": [*judges]}, is_full=True)[0].judges == judges
+
+
+def test_the_windows_of_each_reading_are_printed_with_what_all_questions_share(
+    tiny_home, tmp_path
+):
+    command = ["reproduce", "windows", "--benchmark", "facts", "--ground", "4", "--test", "3"]
+    options = ["--max-new-tokens", "4", "--no-controls", "--json", "--out", str(tmp_path)]
+    found = {
+        one["reading"]: one["steps"] for one in run_command(*command, *options).json["windows"]
+    }
+    assert [*found] == ["template", "text", "answer"]
+    question = read_results(tmp_path).cells[0].answers[0].question
+    first = {name: steps[0] for name, steps in found.items()}
+    assert first["text"]["window"].strip()
+    assert question.endswith(first["text"]["window"].strip())
+    assert first["answer"]["window"] == ""
+    # Without the question the first window is the same for all, and so is all that is near.
+    for name in ("template", "answer"):
+        assert question[-8:] not in first[name]["window"]
+        assert first[name]["shared"] in (1.0, None)
+    assert all(0 <= x["flipped"] <= 1 and x["hits"] >= 0 for one in found.values() for x in one)
 
 
 def test_the_cases_are_the_six_questions_of_the_paper():

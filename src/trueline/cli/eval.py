@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin
 
 import click
 
@@ -16,10 +17,12 @@ from trueline.cli.options import (
     cluster_options,
     column_option,
     columns_as_flags,
+    dry_run_options,
     json_option,
     parts_of,
     read_cluster,
     read_columns,
+    read_price,
 )
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, PLAIN
@@ -28,6 +31,7 @@ from trueline.text import counted
 
 if TYPE_CHECKING:
     from trueline.lab.measures import Average, CellSummary, Column
+    from trueline.lab.plan import Plan
     from trueline.lab.report.tables import Table
     from trueline.lab.run import RunOutcome
 
@@ -37,8 +41,14 @@ GridColumn = list[tuple[str, ...]]  # the title, then the lines of each cell
 class PlanCommand(click.Command):
     """A command with a flag for every key of a plan; they are made when they are needed."""
 
+    own: ClassVar[frozenset[str]] = frozenset()  # keys that the command sets itself
+    shows_defaults = True
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [*plan_flags().values(), *super().get_params(ctx)]
+        flags = [copy(flag) for key, flag in plan_flags().items() if key not in self.own]
+        for flag in flags if not self.shows_defaults else ():
+            flag.help = (flag.help or "").partition("  [")[0]
+        return [*flags, *super().get_params(ctx)]
 
 
 @cache
@@ -84,6 +94,7 @@ def _flag(key: str, parts: list[Any]) -> click.Option | None:
 @click.argument("plan", type=PATH, required=False)
 @column_option
 @cluster_options
+@dry_run_options
 @click.option("--minutes", type=float, help="Stop after so long; go on another time.")
 @click.option("--max-samples", type=int, help="Stop after so many; go on another time.")
 @json_option
@@ -104,11 +115,15 @@ def evaluate(
     from trueline.lab.plan import plan_from, read_plan_table
 
     limits = {name: flags.pop(name) for name in ("minutes", "max_samples")}
+    is_dry, price = flags.pop("dry_run"), flags.pop("price")
     trusts = bool(flags["trust_remote_code"])
     table = {} if plan is None else read_plan_table(plan, trust_remote_code=trusts)
     table = with_flags(table, flags)
     _check_names(table)
     checked = plan_from(table, "the command" if plan is None else str(plan))
+    if is_dry:
+        show_costs([checked], price, as_json)
+        return
     if checked.out is None:
         raise SettingError("name the folder of the results: --out FOLDER, or `out` in the plan")
     cluster = read_cluster(on, workers, checked.device)
@@ -118,6 +133,41 @@ def evaluate(
 
         done = run_plan(checked, checked.out, on=cluster, progress=progress, **limits)
     _show(done, as_json)
+
+
+def show_costs(plans: Sequence[Plan], price: str | None, as_json: bool) -> None:
+    """Print what plans would cost, a line for each model and benchmark."""
+    from dataclasses import asdict
+
+    from trueline.cli.screen import print_json, print_table, tell
+    from trueline.lab.cost import costs_of, measured_rate
+
+    costs = costs_of(plans, price=read_price(price), rate=measured_rate)
+    if as_json:
+        print_json([asdict(one) for one in costs])
+        return
+    head = "model,benchmark,answers,of controls,tokens,judge calls,dollars,hours here".split(
+        ","
+    )
+    rows = [
+        [
+            one.model,
+            one.benchmark,
+            *(
+                f"{x:,}"
+                for x in (one.answers, one.control_answers, one.tokens, one.judge_calls)
+            ),
+            "not known" if one.dollars is None else f"{one.dollars:,.2f}",
+            "not measured" if one.hours is None else f"{one.hours:,.1f}",
+        ]
+        for one in costs
+    ]
+    print_table(head, rows)
+    tell(
+        "Answers of controls are left out with --no-controls. Tokens and hours are at most so "
+        "many, at the speed of plain decoding; a judge reads about 300 tokens a call, at list "
+        "prices (--price READ,WRITTEN gives yours). Nothing was run, and nothing fetched."
+    )
 
 
 def _check_names(table: Mapping[str, Any]) -> None:

@@ -144,6 +144,35 @@ cluster_options = several(
     click.option("--workers", type=int, help="How many workers; as many as fit if left out."),
 )
 
+dry_run_options = several(
+    click.option(
+        "--dry-run",
+        cls=FlagEnvvarOption,
+        is_flag=True,
+        help="Print what the run would cost, and stop.",
+    ),
+    click.option(
+        "--price",
+        metavar="READ,WRITTEN",
+        help="For --dry-run: what a judge costs, in dollars for a million tokens.",
+    ),
+)
+
+
+def read_price(text: str | None) -> tuple[float, float] | None:
+    """Two prices from `2.50,10`; None without any."""
+    if text is None:
+        return None
+    try:
+        read, written = map(float, text.split(","))
+        if min(read, written) < 0:
+            raise ValueError
+    except ValueError as error:
+        raise SettingError(
+            f"--price takes two numbers, for tokens read and written, as in 2.50,10; got {text}"
+        ) from error
+    return read, written
+
 
 def read_cluster(on: str | None, workers: int | None, device: str | None) -> Cluster | None:
     """The cluster that a command names, if any; nothing is connected yet."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trueline.cli.eval import plan_flags, with_flags, words_of
-from trueline.cli.options import PATH, FlagEnvvarOption, json_option
+from trueline.cli.eval import PlanCommand, show_costs, with_flags, words_of
+from trueline.cli.options import (
+    PATH,
+    FlagEnvvarOption,
+    cluster_options,
+    dry_run_options,
+    json_option,
+    read_cluster,
+)
 from trueline.engines import DEFAULT_MODEL
 from trueline.errors import SettingError
 
@@ -17,10 +23,6 @@ if TYPE_CHECKING:
     from trueline.lab.report.tables import Document
 
 _PAGES = ("reproduce.md", "reproduce.html")
-_FLAGS = (  # keys of a plan that a recipe takes
-    "models engine data benchmarks ground test judges max_new_tokens bertscore "
-    "bertscore_layers controls as"
-).split()
 
 
 @click.command()
@@ -58,15 +60,11 @@ def report(folder: Path, formats: str, plots: str, **where: Any) -> None:
         show_line(str(path))
 
 
-class _RecipeCommand(click.Command):
-    """A command with flags of `trueline eval`, whose defaults are not those of a recipe."""
+class _RecipeCommand(PlanCommand):
+    """Its defaults are those of the recipe."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        name, *own = super().get_params(ctx)
-        flags = [copy(plan_flags()[key]) for key in _FLAGS]
-        for flag in flags:
-            flag.help = (flag.help or "").partition("  [")[0]
-        return [name, *flags, *own]
+    own = frozenset(("out", "settings", "sweep", "columns", "questions", "tasks"))
+    shows_defaults = False
 
 
 @click.command(cls=_RecipeCommand)
@@ -79,6 +77,8 @@ class _RecipeCommand(click.Command):
 @click.option(
     "--overwrite", is_flag=True, help="Replace pages there that no earlier recipe wrote."
 )
+@cluster_options
+@dry_run_options
 @json_option
 def reproduce(
     name: str | None,
@@ -86,6 +86,10 @@ def reproduce(
     full: bool,
     out: Path | None,
     overwrite: bool,
+    on: str | None,
+    workers: int | None,
+    dry_run: bool,
+    price: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -101,8 +105,9 @@ def reproduce(
       trueline reproduce alpha --benchmark facts --test 8
       trueline reproduce cases --benchmark facts --ground 10 --test 4 --json
     """
-    from trueline.cli.screen import print_json, progress_bars, show
-    from trueline.lab.paper.recipes import recipes
+    from trueline.cli.screen import note, print_json, progress_bars, show
+    from trueline.lab.cost import costs_of
+    from trueline.lab.paper.recipes import plans_of, recipe_named, recipes
     from trueline.lab.paper.reproduce import reproduce as run
     from trueline.lab.report.pages import as_html, as_markdown, check_free, write_files
 
@@ -111,11 +116,19 @@ def reproduce(
         return
     if name is None:
         raise SettingError(f"name a recipe: {', '.join(recipes())}")
+    table = with_flags({}, flags)
+    plans = plans_of(recipe_named(name), table, is_full=full)
+    if dry_run:
+        show_costs(plans, price, as_json)
+        return
+    if others := sum(one.control_answers for one in costs_of(plans)):
+        note(f"{others:,} answers are of controls and baselines: --no-controls leaves them out")
+    cluster = read_cluster(on, workers, flags["device"])
     folder = out or Path("reproduced") / name
     plots = [path.name for path in folder.glob("*.svg")]
     check_free(folder, [*_PAGES, *plots], overwrite=overwrite)  # before hours of work
     with progress_bars("done") as progress:
-        made = run(name, folder, with_flags({}, flags), is_full=full, progress=progress)
+        made = run(name, folder, table, is_full=full, on=cluster, progress=progress)
     texts = (as_markdown(made.document, figures="svg"), as_html(made.document))
     contents = {page: text.encode() for page, text in zip(_PAGES, texts, strict=True)}
     contents |= {f"{plot.name}.svg": plot.svg.encode() for plot in made.document.plots}

@@ -37,6 +37,7 @@ _ORDER = (
     "Questions the paper shows come first, if they are in the benchmark, then those on which "
     f"RAD's answer is not greedy's: at most {_CASES}."
 )
+_CUT = ("over 1,500 characters",)  # counts of rows that only we leave out
 _LABELS = {True: "yes", False: "no", None: "unscored"}
 PARTS = (  # figures can be compared if all of them are the paper's
     "model",
@@ -47,6 +48,7 @@ PARTS = (  # figures can be compared if all of them are the paper's
     "generation prompt",
     "token limit",
     "examples",
+    "documents",
 )
 
 
@@ -188,13 +190,17 @@ def differences(recipe: PaperRecipe, tables: Sequence[Table]) -> Iterator[tuple[
     if any(x.max_new_tokens != PAPER["max_new_tokens"] for x in answered):
         yield "token limit", ""
     grounded = {(x.ground, x.draw, x.rule) for x in heads if x.space is not None}
-    if not recipe.grounds and grounded - {(EXAMPLES, None, "all")}:
-        counts = ", ".join(sorted({str(count) for count, *_ in grounded}))
+    wanted = {(count, None, "all") for count in recipe.grounds or (EXAMPLES,)}
+    if grounded and grounded != wanted:
+        counts = ", ".join(map(str, sorted({count for count, *_ in grounded})))
+        theirs = ", ".join(map(str, recipe.grounds or (EXAMPLES,)))
         yield (
             "examples",
-            f"Grounded in {counts} examples; the paper takes the first {EXAMPLES} of all "
-            "questions unless a row gives another number.",
+            f"Grounded in {counts} examples; the paper takes the first {theirs} of all "
+            "questions.",
         )
+    if left := sum(count for x in heads for name, count in x.counts.items() if name in _CUT):
+        yield "documents", f"Long documents are left out ({left} rows); the paper keeps them."
 
 
 def model_note(models: Iterable[str]) -> str:
@@ -208,8 +214,9 @@ def model_note(models: Iterable[str]) -> str:
 
 def _differences_of(recipe: PaperRecipe, table: Table) -> Iterator[tuple[str, str]]:
     name, blocks = table.benchmark, _blocks_for(recipe, table.benchmark)
-    other = blocks[0].benchmark if blocks else recipe.plan["benchmarks"][0]
-    if other != name:
+    known = [block.benchmark for block in blocks[:1]] or recipe.plan["benchmarks"]
+    other = ", ".join(known)
+    if name not in known:
         where = "" if name in paper().tests else f"{name} is not in the paper; "
         yield (
             "benchmark",
@@ -217,8 +224,10 @@ def _differences_of(recipe: PaperRecipe, table: Table) -> Iterator[tuple[str, st
             "cannot be compared.",
         )
     keys = {column.measure.key for column in table.columns}
-    if theirs := [paper().judges[x] for x in dict.fromkeys(b.judge for b in blocks if b.judge)]:
-        ours = [judge for judge in table.judges if not any(x in judge for x in theirs)]
+    # Where the paper gives no figures, it judged as it did for its main table.
+    kinds = [b.judge for b in blocks if b.judge] if blocks else [*paper().judges][:1]
+    if theirs := [f"{kind}:{paper().judges[kind]}" for kind in dict.fromkeys(kinds)]:
+        ours = [judge for judge in table.judges if judge.removesuffix("+paper") not in theirs]
         if not table.judges:
             yield "judge", "No judge was used: the paper's judged figures stand alone."
         elif ours:

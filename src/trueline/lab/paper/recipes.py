@@ -120,12 +120,18 @@ def recipe_named(name: str) -> PaperRecipe:
 
 def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> list[Plan]:
     """The plans of a recipe, which run into one folder; `given` wins over the recipe."""
+    if is_full and recipe.show == "judges" and len(given.get("judges", ())) < 2:
+        raise SettingError(
+            f"{recipe.name} --full compares two judges: name both with --judge; the paper's "
+            "are " + " and ".join(f"{kind}:{model}" for kind, model in paper().judges.items())
+        )
     table = {"judges": ["offline"], **recipe.plan}
     table |= FULL if is_full else SMALL | recipe.small
     if recipe.show == "cases" and "benchmarks" not in given:  # others lack these questions
         table["questions"] = [case.question for case in paper().cases]
     table |= given
-    parts = [*recipe.each]
+    # What is given wins over a part as well.
+    parts = [{key: x for key, x in one.items() if key not in given} for one in recipe.each]
     if recipe.grounds:
         most = given.get("ground", max(recipe.grounds) if is_full else EXAMPLES)
         is_number = isinstance(most, int)
@@ -134,8 +140,6 @@ def plans_of(recipe: PaperRecipe, given: PlanKeys, *, is_full: bool = False) -> 
         parts += [{"ground": count} for count in (*counts, most)]
     tables: list[PlanKeys] = []
     for part in parts or [{}]:
-        if "benchmarks" in given:  # they replace those of a part
-            part = part | {"benchmarks": given["benchmarks"]}
         if table | part not in tables:
             tables.append(table | part)
     where = f"the recipe {recipe.name} with the given options"
