@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trueline.examples import ProbeQuestion, to_lines
 from trueline.lab.benchmarks.tables import DataTable, is_text, read_table
-from trueline.lab.metrics import words_of
+from trueline.text import words_of
 from trueline.types import Example
 
 

@@ -23,6 +23,7 @@ from trueline.engines.transformers.open import quiet
 from trueline.examples import read_examples, to_lines
 from trueline.methods import method_names
 from trueline.prompts import chat_turn
+from trueline.text import repeats_itself
 from trueline.types import Candidate, Neighbor, TraceStep
 
 QUESTION = "Are bats blind?"
@@ -455,3 +456,25 @@ def test_an_interrupted_command_prints_how_to_go_on(monkeypatch):
     assert ran.err.endswith(
         "\nError: stopped; run the same command again, and it goes on where it was\n"
     )
+
+
+def test_an_answer_that_repeats_itself_is_marked(tiny_home, monkeypatch):
+    long = ["--max-new-tokens", "40", "Are bats blind?"]
+    for command in (["ask"], ["compare", "--methods", "greedy"]):
+        module = sys.modules[f"trueline.cli.{command[0]}"]
+        monkeypatch.setattr(module, "repeats_itself", lambda text: True)
+        ran = run(*command, *long)
+        assert "the answer repeats itself" in ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "is_so"),
+    [
+        ("It is a bat. It is a bat.", True),
+        ("It is a bat. It is a cat.", False),
+        ("No, no, no, no, no.", True),
+        ("", False),
+    ],
+)
+def test_four_words_in_a_row_twice_are_a_repetition(text, is_so):
+    assert repeats_itself(text) is is_so

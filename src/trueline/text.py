@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from unicodedata import category
 
 # Cc: controls; Cf: formats, such as those that reverse text or are invisible; Cs: surrogates;
@@ -64,3 +65,15 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
         return f"a value of type {type(value).__name__} ({error})"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-17:]}"
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text, without case and punctuation, in one Unicode form."""
+    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def repeats_itself(text: str) -> bool:
+    """Whether four words in a row occur twice."""
+    words = words_of(text)
+    fours = [words[start : start + 4] for start in range(len(words) - 3)]
+    return len(set(fours)) < len(fours)

@@ -47,6 +47,12 @@ def cli() -> None:
     trueline ask --space facts.space "What happens if you swallow gum?"
     trueline compare --space facts.space "What happens if you swallow gum?"
 
+    Retrieval-Augmented Decoding (RAD, arXiv 2508.02184), its six baselines and its experiments:
+
+    \b
+    trueline compare --methods greedy,rad "What happens if you swallow gum?"
+    trueline reproduce --list
+
     Every option can also be set as TRUELINE_<COMMAND>_<OPTION>. Fetched models are kept in
     TRUELINE_HOME.
     """

@@ -12,7 +12,7 @@ import click
 from trueline.cli import options
 from trueline.cli.screen import AnswerWriter, is_terminal, print_json, tell, write
 from trueline.errors import SettingError
-from trueline.text import visible_line
+from trueline.text import repeats_itself, visible_line
 
 if TYPE_CHECKING:
     from trueline.types import Answer
@@ -68,7 +68,7 @@ def ask(
     setup = options.AnswerOptions(given)
     session = setup.open([method])
     from trueline.decode.generate import generate, stream  # torch is imported by now
-    from trueline.explain.text import source_lines
+    from trueline.explain.text import REPEATS, source_lines
 
     parts = session.lm, session.methods[method]
     is_one = question not in (None, _STDIN)
@@ -80,7 +80,10 @@ def ask(
             for piece in stream(*parts, text, **setup.sampling):
                 writer.write(piece.text)
             writer.end()
-            if lines := source_lines(piece):  # the last piece has the sources
+            lines = source_lines(piece)  # the last piece has the sources
+            if piece.answer is not None and repeats_itself(piece.answer.text):
+                lines.append(REPEATS)
+            if lines:
                 tell("\n".join(["", *map(visible_line, lines)]), "dim")
         return
     answers = (generate(*parts, text, trace=trace, **setup.sampling) for text in questions)

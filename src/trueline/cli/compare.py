@@ -13,6 +13,7 @@ from trueline.cli import options
 from trueline.cli.screen import print_answers, print_json, print_table, progress_bars, tell
 from trueline.errors import SettingError
 from trueline.methods import DEFAULT, PLAIN, built_in_names, method_names
+from trueline.text import repeats_itself
 
 if TYPE_CHECKING:
     from trueline.decode.generate import Compared
@@ -132,7 +133,7 @@ def _show(
     verdicts: Verdicts,
 ) -> None:
     """One block a question: its answers, whether right, and their sources; then the sums."""
-    from trueline.explain.text import moves, source_lines
+    from trueline.explain.text import REPEATS, moves, source_lines
 
     is_judged = any(verdict is not None for found in verdicts.values() for verdict in found)
     for index, question in enumerate(questions):
@@ -140,6 +141,7 @@ def _show(
         for name, run in runs.items():
             answer = run.answers[index]
             notes = source_lines(answer)
+            notes += [REPEATS] if repeats_itself(answer.text) else []
             notes += moves(traced[name][index].trace) if name in traced else []
             mark = _MARKS[verdicts[name][index]] if is_judged else ""
             shown.append((name, mark, answer.text, notes))

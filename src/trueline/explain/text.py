@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # columns, if the caller does not name them
 _NARROWEST = 40  # columns that are always used
+REPEATS = "the answer repeats itself"
 _CITED = 5  # examples shown in full
 _NEAR = 4  # examples whose scope is shown
 _SIGNALS = 4  # that are shown for it, and against it

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from trueline.lab.metrics import words_of
 from trueline.lab.results import Leak, LeaksLine, replace_line
 from trueline.settings import Between, check_value
+from trueline.text import words_of
 from trueline.types import Example
 
 if TYPE_CHECKING:

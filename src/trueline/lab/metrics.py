@@ -8,7 +8,6 @@ paraphrases, locality on questions that no example answers, and fluency.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +20,7 @@ import numpy as np
 
 from trueline.errors import SettingError, import_extra
 from trueline.examples import Regime
+from trueline.text import repeats_itself, words_of
 
 if TYPE_CHECKING:
     from trueline.lab.benchmarks.tables import Match, Probe
@@ -246,10 +246,8 @@ def probe_scores(probe: Probe, text: str, is_cut: bool) -> dict[str, float | Non
     # A request for two sentences or a text may be answered with both answers of a fact.
     is_brief = probe.regime in ("exact", "paraphrase", "double")
     answers = [example.answers for example in probe.meant] if is_brief else []
-    words = words_of(text)
-    fours = [words[start : start + 4] for start in range(len(words) - 3)]
     scores = {
-        "repeated": len(set(fours)) < len(fours),  # four words in a row occur twice
+        "repeated": repeats_itself(text),
         "joined": any(is_run_together(text, one) for one in answers or [()]),
         "cut": is_cut,
     }
@@ -301,11 +299,6 @@ def match_for(regime: Regime, examples: Sequence[Example]) -> Match:
     if lengths and max(lengths) <= 4:
         return "target"
     return "entry" if lengths and min(lengths) >= 60 else "wording"
-
-
-def words_of(text: str) -> tuple[str, ...]:
-    """The words of a text, without case and punctuation, in one Unicode form."""
-    return tuple(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _phrase(text: str) -> str:

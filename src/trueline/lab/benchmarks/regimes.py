@@ -22,7 +22,8 @@ from trueline.lab.benchmarks.tables import (
     read_table,
     row_of,
 )
-from trueline.lab.metrics import match_for, words_of
+from trueline.lab.metrics import match_for
+from trueline.text import words_of
 from trueline.types import Example
 
 _OF_EACH = 200  # unrelated questions of each table, evenly spaced

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.lab.judges.questions import NO_REFERENCE, About, Items, Task, Verdict, judge_hash
-from trueline.lab.metrics import rouge_l, words_of
+from trueline.lab.metrics import rouge_l
+from trueline.text import words_of
 
 if TYPE_CHECKING:
     from trueline.embed import Embedder
