@@ -13,6 +13,7 @@ from trueline.lab.cells import benchmark_of, model_of
 from trueline.lab.judges.questions import price_of, questions_for
 from trueline.lab.paper.recipes import paper
 from trueline.lab.plan import Plan
+from trueline.methods import PLAIN, make_method
 
 CALL = (300, 3)  # tokens of a question to a judge and of its reply, about
 _PROBED = 16  # tokens
@@ -89,13 +90,13 @@ def _dollars(judge: str, calls: int, price: Price | None) -> float | None:
 def measured_rate(plan: Plan, model: str) -> float | None:
     """Tokens a second of plain decoding in batches of the plan; None: it is not here."""
     from trueline.decode.generate import generate
-    from trueline.methods.prompting import Greedy
 
     is_here = ALIASES[model].is_cached if model in ALIASES else Path(model).exists()
     if not is_here:  # a look at the cost fetches nothing
         return None
+    plain = make_method(PLAIN)
     lm, questions = model_of(plan, model), ["Are bats blind?"] * plan.batch_size
-    generate(lm, Greedy(), questions[:1], max_new_tokens=1)  # warms up
+    generate(lm, plain, questions[:1], max_new_tokens=1)  # warms up
     start = perf_counter()
-    answers = generate(lm, Greedy(), questions, max_new_tokens=_PROBED, stop=())
+    answers = generate(lm, plain, questions, max_new_tokens=_PROBED, stop=())
     return sum(len(one.token_ids) for one in answers) / (perf_counter() - start)
