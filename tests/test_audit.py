@@ -40,14 +40,9 @@ class Parrot(LogitsProcessor):
         return scores
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    monkeypatch.setattr(methods, "_ADDED", {})
-
-
 def test_a_processor_of_transformers_picks_the_tokens_that_transformers_picks_with_it(lm):
-    methods.add_processor(PENALTY)
-    method = methods.make_method(PENALTY, settings={"penalty": 1.7})
+    with methods.processor_added(PENALTY):
+        method = methods.make_method(PENALTY, settings={"penalty": 1.7})
     questions, options = [QUESTION, "Does gold rust?"], {"max_new_tokens": 12, "stop": []}
     answers = tl.generate(lm, method, questions, **options)
     plain = tl.generate(lm, tl.Greedy(), questions, **options)
@@ -66,9 +61,9 @@ def test_a_processor_of_transformers_picks_the_tokens_that_transformers_picks_wi
 def test_a_processor_with_a_datastore_is_made_from_the_examples_for_every_answer(
     lm, examples, embedder
 ):
-    methods.add_processor("test_audit:Parrot")
     space = tl.build(lm, examples, embedder=embedder)
-    method = methods.make_method("test_audit:Parrot", space=space)
+    with methods.processor_added("test_audit:Parrot"):
+        method = methods.make_method("test_audit:Parrot", space=space)
     assert method.settings() == {"weight": 50.0}
     options = {"max_new_tokens": 5, "stop": []}
     both = tl.generate(lm, method, [QUESTION, "Does gold rust?"], **options)
@@ -85,10 +80,13 @@ def test_a_processor_with_a_datastore_is_made_from_the_examples_for_every_answer
 )
 def test_a_path_that_names_no_processor_is_refused(path, message):
     with pytest.raises(SettingError, match=message):
-        methods.add_processor(path)
+        methods.processor_added(path).__enter__()
 
 
 def test_only_who_types_a_processor_may_add_one():
+    with methods.processor_added(PENALTY):
+        assert PENALTY in methods.method_names()
+    assert PENALTY not in methods.method_names()
     with pytest.raises(
         SettingError, match="there is no method 'transformers:MinPLogitsWarper'"
     ):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_llama_cpp import ODD, heads, moved_by_others
+from test_llama_cpp import ODD, heads, logits
 
 import trueline as tl
 from trueline.engines.models import ALIASES
@@ -65,6 +65,33 @@ def test_a_row_of_qwen_is_to_the_bit_what_it_is_alone():
     alone.join(texts[:1])
     rows, (row,) = together.extend([5] * 9).logits, alone.extend([5]).logits
     assert torch.equal(rows, row.expand_as(rows))
+
+
+def moved_by_others(lm, texts, steps):
+    """How far a row's logits are from its own alone, and how many caches were used.
+
+    Two rows begin; the eldest leaves and another joins, in gaps that rows have left.
+    """
+    cache = lm.start()
+    found = {number: [row] for number, row in enumerate(logits(cache, *texts[:2]))}
+    caches, live = list(cache._held), [0, 1]
+    for step in range(1, steps + 1):
+        rows = cache.extend([5 + len(found[number]) for number in live]).logits.clone()
+        for number, row in zip(live, rows, strict=True):
+            found[number].append(row)
+        if step % (steps // 4) == 0 and len(found) < len(texts):
+            cache.keep(range(1, len(live)))
+            live = [*live[1:], len(found)]
+            found[live[-1]] = [logits(cache, texts[live[-1]])[0]]
+        caches += [one for one in cache._held if one not in caches]
+    moves = []
+    for number, rows in found.items():
+        alone = lm.start()
+        expected = [logits(alone, texts[number])[0]]
+        for count in range(1, len(rows)):
+            expected.append(alone.extend([5 + count]).logits[0].clone())
+        moves.append((torch.stack(rows) - torch.stack(expected)).abs().max())
+    return float(max(moves)), len(caches)
 
 
 def _long_and_short(lm, lengths):

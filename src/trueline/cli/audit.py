@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,15 @@ def audit(
     from trueline.lab.report.tables import MARK
     from trueline.lab.results import read_results
     from trueline.lab.run import run_plan
-    from trueline.methods import PLAIN, add_processor
+    from trueline.methods import PLAIN, processor_added
 
-    if ":" in method:
-        add_processor(method)
     check_free(out, _PAGES, overwrite=overwrite)
     table = with_flags({"benchmarks": ["facts"], "judges": ["offline"]}, flags)
     table["methods"] = list(dict.fromkeys([PLAIN, method]))
     table["settings"] = {method: read_settings(settings)} if settings else {}
     table["build"] = read_settings(build)
-    with progress_bars("samples") as progress:
+    added = processor_added(method) if ":" in method else nullcontext()
+    with added, progress_bars("samples") as progress:
         done = run_plan(plan_from(table, "the command"), out, progress=progress)
     document, audits = audits_of(read_results(out), method)
     facts = {"made by": MARK, "method": method, "audits": [asdict(one) for one in audits]}

@@ -6,7 +6,8 @@ entry-point group `trueline.methods`: name = "module:Class" (docs/methods.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -53,14 +54,19 @@ def method_names() -> list[str]:
     return [*_BUILT_IN, *plugged_in, *_ADDED]
 
 
-def add_processor(path: str) -> None:
-    """Make a method of the transformers LogitsProcessor at `module:Name`.
+@contextmanager
+def processor_added(path: str) -> Iterator[None]:
+    """Within it, the transformers LogitsProcessor at `module:Name` is a method of that name.
 
     Its module is imported: only what a user typed may come here, never a plan or a request.
     """
     from trueline.methods.processor import processor_method
 
     _ADDED[path] = processor_method(path)
+    try:
+        yield
+    finally:
+        del _ADDED[path]
 
 
 def check_method_name(name: str) -> None:
