@@ -390,3 +390,10 @@ def test_a_library_that_is_laid_out_in_another_way_is_refused(monkeypatch):
     monkeypatch.setitem(libraries._FIELDS["context"], "n_batch", (8, "i", 2048))
     with pytest.raises(ModelError, match="n_batch of its context parameters is not where it"):
         open_library()
+
+
+def test_a_corrector_reads_with_the_engine_itself(lm, examples, embedder):
+    space = tl.build(examples, embedder=embedder)
+    for engine in (lm, tiny.language_model("llama")):
+        corrector = tl.Corrective(space).corrector(engine)
+        assert corrector.begin(question=examples[0].question) is not None

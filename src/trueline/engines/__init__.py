@@ -95,7 +95,7 @@ def wrap_tokenizer(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> Tok
     `stop_ids` are the tokens that end an answer; the default is the tokenizer's own. A
     TokenReader, such as an engine, is returned as it is.
     """
-    if hasattr(type(tokenizer), "tokenizer_hash"):
+    if hasattr(tokenizer, "stop_ids"):
         reader: TokenReader = tokenizer
         return reader
     from trueline.engines.transformers.model import TokenizerReader
