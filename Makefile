@@ -35,7 +35,7 @@ quick: $(VENV)/.dev
 
 # The fuzzers of tests/hostile, long: thousands of rounds a border, where `make test` has a few.
 attack: $(VENV)/.dev
-	TRUELINE_ATTACK=long $(PYTEST) --dist load tests/hostile
+	TRUELINE_ATTACK=long $(PYTEST) --dist load tests/hostile tests/test_store.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

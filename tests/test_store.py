@@ -719,5 +719,6 @@ def test_mutated_spaces_are_refused_or_sound(origin, embedder, tmp_path):
         except BaseException as error:
             raise AssertionError(f"{chance.name}: {kind}, signed: {is_signed}") from error
         counts[is_signed, result] += 1
+    print(f"{sum(counts.values())} spaces (signed, result): {dict(counts)}")
     assert {*counts} >= {(True, "refused"), (True, "sound"), (False, "refused")}
     assert {result for _, result in counts} <= {"refused", "sound", "unchanged"}  # in one line

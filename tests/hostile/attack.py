@@ -2,7 +2,7 @@
 
 A round is known by the seed, the name of its border and its number; a failure names all three:
 
-    TRUELINE_ATTACK_SEED=1 pytest tests/hostile/test_space_attacks.py
+    TRUELINE_ATTACK_SEED=1 pytest tests/hostile tests/test_store.py
 
 `make attack` runs the long form: TRUELINE_ATTACK=long.
 """

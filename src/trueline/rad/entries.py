@@ -227,11 +227,26 @@ class RadEntries:
             )
         elif lm.tokenizer_hash != made.tokenizer_hash:
             problem = "the space was built with another tokenizer: texts become other tokens"
-        elif made.values == "hidden" and lm.head is None:
-            problem = f"the space keeps hidden states, and {lm.id} has no head that reads them"
+        elif made.values == "hidden" and not self._fit_head(lm):
+            problem = f"the space keeps hidden states that the head of {lm.id} does not take"
         if problem:
             again = f"build it anew with `trueline build --model {lm.id}`"
             raise SpaceMismatchError(f"{problem}; {again}")
+
+    def _fit_head(self, lm: Engine) -> bool:
+        """Whether the model's head takes the hidden states, tried on one of each set."""
+        import torch
+
+        if lm.head is None:
+            return False
+        options: dict[str, Any] = {"dtype": lm.dtype, "device": lm.device}
+        token = torch.zeros(1, dtype=torch.long, device=lm.device)
+        try:
+            for _, entries in self.sets():
+                lm.head.at(torch.zeros(1, entries.values.shape[1], **options), token)
+        except RuntimeError:  # from torch, where the widths differ
+            return False
+        return True
 
 
 def open_entries(stored: Mapping[str, Any], read: Read) -> RadEntries:
