@@ -59,6 +59,7 @@ def line_with(name, wanted, path):
         **dict.fromkeys(("folder", "first", "second"), "facts.space"),
         "question": QUESTION,
         "ids": "none",
+        "method": "greedy",
         "plan": "run.toml",
     }
     line = [name]

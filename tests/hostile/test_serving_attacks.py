@@ -92,7 +92,8 @@ def test_no_body_breaks_the_server(running, path):
                 answer = http.post(path, content=content, headers=headers)
             traces = [line["trace"] for line in running.lines if "trace" in line]
             assert answer.status_code < 500, (chance.name, content, *traces)
-            found = answer.json()
+            is_stream = answer.headers["content-type"].startswith("text/event-stream")
+            found = {} if is_stream else answer.json()  # a changed body may want a stream
             if answer.status_code >= 400:
                 assert set(found["error"]) == {"message", "type", "param", "code"}, chance.name
         assert http.post(path, json=BORDERS[path]).status_code in (200, 201, 400)

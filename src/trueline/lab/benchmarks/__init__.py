@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from os.path import isfile  # of an impossible path: False, where Path raises an error
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -148,7 +149,7 @@ def data_hash(ground: Sequence[Example], test: Sequence[Sample]) -> str:
 def check_benchmark_name(name: str, *, columns: Mapping[str, str] | None = None) -> None:
     """Refuse a name that is not a benchmark's, and a file whose rows cannot be used."""
     if name not in BENCHMARKS:
-        if Path(name).is_file():
+        if isfile(name):
             read_examples(name, columns=columns)
         else:
             _pair(name)
@@ -165,7 +166,7 @@ def _read_files(
 
     TEST may hold questions, each with the id of the example that answers it or an empty one.
     """
-    if Path(name).is_file():
+    if isfile(name):
         examples = read_examples(name, columns=columns)
         if ground is None or ground >= len(examples):
             raise SettingError(
@@ -201,9 +202,9 @@ def _pair(name: str) -> tuple[Path, Path]:
     colons = [index for index, sign in enumerate(name) if sign == ":"]
     pairs = [(Path(name[:colon]), Path(name[colon + 1 :])) for colon in colons]
     for pair in pairs:
-        if all(path.is_file() for path in pair):
+        if all(map(isfile, pair)):
             return pair
-    missing = [shown(str(x)) for x in (pairs[0] if pairs else ()) if not x.is_file()]
+    missing = [shown(str(x)) for x in (pairs[0] if pairs else ()) if not isfile(x)]
     lacking = f" ({' and '.join(missing)} cannot be found)" if missing else ""
     near = get_close_matches(name, BENCHMARKS)
     meant = f"did you mean {near[0]}? " if near else ""
